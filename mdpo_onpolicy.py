@@ -98,7 +98,7 @@ CHANGEABLE = {"total_timesteps", "cuda", "compile", "checkpoint_interval", "resu
 
 
 class MLP(nn.Module):
-    """Two tanh layers of 64. The parameters are one flat vector: Adam is then a dozen operations, not a dozen a layer."""
+    """Two tanh layers of 64. One flat vector of parameters: Adam is then a dozen operations, not a dozen a layer."""
 
     def __init__(self, inputs: int, outputs: int, orthogonal_init: bool, last_gain: float, extra: int = 0):
         super().__init__()
@@ -171,8 +171,8 @@ class Agent(nn.Module):
         self.policy_optimizer, self.critic_optimizer = Adam(self.policy.flat), Adam(self.critic.flat)
         self.obs_moments, self.return_moments = RunningMoments(obs_dim), RunningMoments()
         self.norm_obs = args.norm_obs
-        compiled = torch.compile if args.compile else lambda function: function
-        self.policy_step, self.critic_step = compiled(policy_step), compiled(critic_step)
+        self.policy_step = torch.compile(policy_step) if args.compile else policy_step
+        self.critic_step = torch.compile(critic_step) if args.compile else critic_step
 
     def normalize(self, obs: Tensor) -> Tensor:
         if self.norm_obs:
@@ -238,7 +238,7 @@ def explained_variance(predictions: np.ndarray, targets: np.ndarray) -> float:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
-    """Half the squared error (Algorithm 1); clipped, the worse of it and that of values within 0.2 of the old ones."""
+    """Half the squared error; clipped, the worse of it and that of values within 0.2 of the old ones."""
     error = (values - returns) ** 2
     if clip:
         error = torch.maximum(error, (old_values + (values - old_values).clamp(-0.2, 0.2) - returns) ** 2)
@@ -252,7 +252,7 @@ def critic_step(critic: MLP, optimizer: Adam, obs: Tensor, old_values: Tensor, r
 
 
 def update_critic(agent: Agent, batch: dict[str, Tensor], args: Args) -> dict[str, float]:
-    """Algorithm 1, policy evaluation: fit V to the returns in shuffled minibatches."""
+    """Policy evaluation: fit V to the returns in shuffled minibatches."""
     losses = []
     for _ in range(args.critic_epochs):
         order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
@@ -260,11 +260,6 @@ def update_critic(agent: Agent, batch: dict[str, Tensor], args: Args) -> dict[st
         for minibatch in zip(*shuffled, strict=True):
             losses.append(agent.critic_step(agent.critic, agent.critic_optimizer, *minibatch, args.clip_value_loss))
     return {"losses/value_loss": torch.stack(losses).mean().item()}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The algorithm
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def mdpo_objective(ratio: Tensor, advantages: Tensor, kl: Tensor, inverse_t: Tensor | float) -> Tensor:
@@ -291,11 +286,6 @@ def update_policy(agent: Agent, batch: dict[str, Tensor], args: Args, progress: 
     return {"losses/policy_loss": loss.item(), "charts/t_k": 1 - progress}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Running it
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class SerialEnvs(gym.vector.SyncVectorEnv):
     """Gymnasium's in-process vector without batched infos and copies, which cost over half of a HalfCheetah step."""
 
@@ -306,11 +296,15 @@ class SerialEnvs(gym.vector.SyncVectorEnv):
         return self._observations, self._rewards, self._terminations, self._truncations, {}
 
 
-def make_env(env_id: str) -> gym.Env:
-    if multiprocessing.parent_process() is not None:  # a worker: the main process decides when it stops
+def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
+    if multiprocessing.parent_process() is not None:  # a worker: when it stops is the main process's to say
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return gym.make(env_id)
+    if video_folder is None:
+        return gym.make(env_id)
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    return gym.wrappers.RecordVideo(gym.make(env_id, render_mode="rgb_array"), str(video_folder), lambda episode: True)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -319,27 +313,26 @@ def refuse(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-def load_checkpoint(args: Args) -> dict | None:
-    """The checkpoint of --run-name, if it has one. Only tensors and plain data are read (weights_only)."""
+def load_checkpoint(args: Args, agent: Agent | None = None) -> dict | None:
+    """The checkpoint of --run-name, if it has one, and its agent into `agent`. weights_only: no code is unpickled."""
     path = Path("runs", args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
         return None
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        writer, _ = checkpoint["args"]["exp_name"], checkpoint["agent"]
-    except Exception as error:  # torch.load fails in many ways on a damaged or unsafe file
-        refuse(f"{path} is not a whole checkpoint ({type(error).__name__}). It was left as it is.")
+        writer, _ = checkpoint["args"]["exp_name"], checkpoint["state"]["iteration"]
+        if writer == args.exp_name:
+            Args(**checkpoint["args"])
+            if agent is not None:
+                agent.load_state_dict(checkpoint["agent"])
+    except Exception as error:  # a damaged, unsafe or unfit file fails in many ways
+        reason = str(error).strip().split("\n")[0]
+        refuse(
+            f"{path} is not a checkpoint that can be used here: {reason} ({type(error).__name__}). It is left as it is."
+        )
     if writer != args.exp_name:
         refuse(f"{path} was written by {writer}, not by {args.exp_name}.")
     return checkpoint
-
-
-def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Written under another name and renamed: a kill at any instant leaves the old checkpoint or the new one, whole."""
-    with open(folder / "checkpoint.tmp", "wb") as file:
-        torch.save(checkpoint, file)
-        os.fsync(file.fileno())
-    os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -348,58 +341,57 @@ def parse_args(argv: list[str] | None = None) -> Args:
     checkpoint = load_checkpoint(args) if args.resume or args.evaluate else None
     saved = checkpoint["args"] if checkpoint else dict(PRESETS[args.preset], preset=args.preset)
     args = tyro.cli(Args, args=argv, default=Args(**saved))
-    if args.evaluate and checkpoint is None:
-        refuse(f"--evaluate needs a checkpoint, and runs/{args.run_name or 'NAME'}/checkpoint.pt is not there.")
-    if args.capture_video and not args.evaluate:
-        refuse("--capture-video records the episodes of --evaluate: give both.")
-    for name, value in saved.items():
-        if checkpoint and not args.evaluate and name not in CHANGEABLE and getattr(args, name) != value:
-            refuse(f"run {args.run_name} has {name} {value}: it cannot be resumed with {getattr(args, name)}.")
-    for name, value in asdict(args).items():
-        if type(value) in (int, float) and name not in ("seed", "gae_lambda") and not 0 < value < float("inf"):
-            refuse(f"--{name.replace('_', '-')} must be a positive number, not {value}.")  # NaN is neither
     batch_size = args.num_steps * args.num_envs
-    if args.gamma > 1 or not 0 <= args.gae_lambda <= 1:
-        refuse(f"--gamma must lie in (0, 1] and --gae-lambda in [0, 1], not {args.gamma} and {args.gae_lambda}.")
-    if args.total_timesteps < batch_size:
-        refuse(f"--total-timesteps {args.total_timesteps} is less than one rollout of {batch_size} steps.")
-    if args.critic_minibatch_size > batch_size:
-        refuse(f"--critic-minibatch-size {args.critic_minibatch_size} is more than one rollout of {batch_size} steps.")
+    for name, value in asdict(args).items():
+        flag = f"--{name.replace('_', '-')}"
+        if type(value) in (int, float) and name not in ("seed", "gae_lambda") and not 0 < value < float("inf"):
+            refuse(f"{flag} must be a positive number, not {value}.")
+        if checkpoint and args.resume and name not in CHANGEABLE and value != saved[name]:
+            refuse(f"{flag} is {saved[name]} in run {args.run_name}; it cannot become {value} when the run is resumed.")
+        if name.endswith("minibatch_size") and value > batch_size:
+            refuse(f"{flag} {value} is more than a rollout of {batch_size} steps.")
+    folder = Path("runs", args.run_name)
+    problems = {
+        f"--evaluate needs {folder / 'checkpoint.pt'}, which is not there.": args.evaluate and not checkpoint,
+        "--capture-video records the episodes of --evaluate: give both.": args.capture_video and not args.evaluate,
+        f"--seed must not be negative, and {args.seed} is.": args.seed < 0,
+        f"--gamma must lie in (0, 1], and {args.gamma} does not.": args.gamma > 1,
+        f"--gae-lambda must lie in [0, 1], and {args.gae_lambda} does not.": not 0 <= args.gae_lambda <= 1,
+        f"--total-timesteps must be at least one rollout, {batch_size} steps.": args.total_timesteps < batch_size,
+    }
+    for sentence, is_so in problems.items():
+        if is_so:
+            refuse(sentence)
     try:
-        env = make_env(args.env_id)
+        env = make_env(args.env_id, folder / "videos" if args.capture_video else None)
     except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
         refuse(f"Gymnasium cannot make {args.env_id}: {error}")
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            refuse(f"{args.env_id} has {kind} {space}; only a Box with one dimension will do.")
+            refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
     env.close()
     args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
     return args
 
 
 def evaluate(args: Args) -> None:
-    """Play the mean action, with the statistics that the agent was trained with."""
-    checkpoint = load_checkpoint(args)
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    env = gym.make(args.env_id, render_mode="rgb_array" if args.capture_video else None)
-    if args.capture_video:
-        env = gym.wrappers.RecordVideo(env, f"runs/{args.run_name}/videos", lambda episode: True)
+    """Play the policy's mean, normalised by the statistics that it was trained with."""
+    env = make_env(args.env_id, Path("runs", args.run_name, "videos") if args.capture_video else None)
     low, high = env.action_space.low, env.action_space.high
     agent = Agent(env.observation_space.shape[0], low.shape[0], args)
-    agent.load_state_dict(checkpoint["agent"])
+    load_checkpoint(args, agent)
     mean_action, returns = agent.actor(), []
     for episode in range(args.eval_episodes):
         obs, _ = env.reset(seed=args.seed + episode)
         done, rewards = False, []
         while not done:
             obs, reward, terminated, truncated, _ = env.step(np.clip(mean_action(obs), low, high))
-            rewards.append(reward)
+            rewards.append(float(reward))
             done = terminated or truncated
         returns.append(sum(rewards))
         print(f"episode {episode + 1}: return {returns[-1]:.1f} in {len(rewards)} steps", flush=True)
     env.close()
-    print(f"mean {np.mean(returns):.1f} ± std {np.std(returns):.1f} over {len(returns)} episodes of {args.env_id}")
+    print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
 
 
 def provenance() -> dict:
@@ -410,57 +402,76 @@ def provenance() -> dict:
     return dict(git_commit=git and git.stdout.strip(), versions={package: version(package) for package in packages})
 
 
+def can_compile(device: torch.device) -> bool:
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
+        print(f"--compile does not work here, going on without: {str(error).splitlines()[0]}", file=sys.stderr)
+        return False
+    torch._dynamo.config.trace_autograd_ops = True  # gradients and optimiser in one graph with the loss
+    return True
+
+
 def check_finite(step: int, **named: np.ndarray | Tensor) -> None:
     for name, values in named.items():
         if not torch.as_tensor(values).isfinite().all():
-            raise FloatingPointError(f"{name.replace('_', ' ')} not finite at step {step}")
+            raise FloatingPointError(f"{name} not finite at step {step}")
 
 
 def train(args: Args) -> int:
-    """Algorithm 1. Returns the exit status: 0, or 128 + the signal that stopped it."""
+    """Returns the exit status: 0, or 128 + the signal that stopped it."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more only slow networks this small down
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    folder, checkpoint = Path("runs", args.run_name), load_checkpoint(args)
-    if checkpoint and not args.resume:
-        refuse(f"{folder} holds a run: --resume continues it, another --run-name starts a new one.")
-    T, N, K = args.num_steps, args.num_envs, args.total_timesteps // (args.num_steps * args.num_envs)
+    args.compile = args.compile and can_compile(device)
     torch.manual_seed(args.seed)
+    T, N, K = args.num_steps, args.num_envs, args.total_timesteps // (args.num_steps * args.num_envs)
     # Without autoreset, in one process or several, a step returns the true last observation of an episode.
     vector = gym.vector.AsyncVectorEnv if args.async_envs else SerialEnvs
     envs = vector([partial(make_env, args.env_id)] * N, copy=False, autoreset_mode="Disabled")
     obs_space, low, high = envs.single_observation_space, envs.single_action_space.low, envs.single_action_space.high
     agent = Agent(obs_space.shape[0], low.shape[0], args).to(device)
-    state = dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
+    folder, checkpoint = Path("runs", args.run_name), load_checkpoint(args, agent)
+    if checkpoint and not args.resume:
+        refuse(f"{folder} holds a run: --resume continues it, another --run-name starts a new one.")
+    state = (
+        checkpoint["state"] if checkpoint else dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
+    )
     if checkpoint:
-        agent.load_state_dict(checkpoint["agent"])
         torch.set_rng_state(checkpoint["rng"])
-        state = checkpoint["state"]
     if state["iteration"] >= K:
         print(f"{folder} is finished: it has made its {state['iteration'] * T * N} steps.")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
-    run = wandb.init(
-        dir=folder, name=args.run_name, id=state["wandb_id"], resume="allow", mode=args.wandb_mode,
-        project=args.wandb_project, entity=args.wandb_entity, job_type=args.exp_name,
-        group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-        tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
-    )  # fmt: skip
+    try:
+        run = wandb.init(
+            dir=folder, name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode, project=args.wandb_project,
+            entity=args.wandb_entity, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
+            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
+            resume="allow" if args.wandb_mode == "online" else None,
+        )  # fmt: skip
+    except wandb.Error as error:
+        refuse(f"W&B cannot start: {error}")
 
     def log(step: int, point: dict[str, float]) -> None:
+        point = {name: float(value) for name, value in point.items()}
         run.log(point | {"global_step": step}, step=step)
         state["points"].append((time.time(), step, point))
 
     def save() -> None:
-        # A kill loses what W&B has not flushed, so the last minute's points go along, and a resume logs them again.
-        state["points"] = [p for p in state["points"] if p[0] > time.time() - 60]
-        parts = dict(args=asdict(args), agent=agent.state_dict(), state=state, rng=torch.get_rng_state())
-        save_checkpoint(folder, parts)
+        """Write under another name and rename: a kill at any instant leaves the old checkpoint or the new one, whole.
 
-    for _, step, point in state["points"].copy():
+        A kill also loses what W&B has not flushed: the last minute's points go along, and a resume logs them again."""
+        state["points"] = [p for p in state["points"] if p[0] > time.time() - 60]
+        with open(folder / "checkpoint.tmp", "wb") as file:
+            torch.save(dict(args=asdict(args), agent=agent.state_dict(), state=state, rng=torch.get_rng_state()), file)
+            os.fsync(file.fileno())
+        os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
+
+    for _, step, point in state["points"]:
         run.log(point | {"global_step": step}, step=step)
     save()
-    stop = []  # a signal lets the iteration end and the run be saved; a second one kills
+    stop = []  # the first signal lets the iteration end and saves the run, the second kills
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda n, _: (stop.append(n), signal.signal(n, signal.SIG_DFL)))
     observations, next_observations = np.zeros((2, T, N, *obs_space.shape), obs_space.dtype)
@@ -473,7 +484,7 @@ def train(args: Args) -> int:
     bar = tqdm(total=K * T * N, initial=first * T * N, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
     start = time.time()
     for k in range(first, K):
-        # Roll out pi_k. Values and log-probabilities follow in one batch: a torch call a step costs more than MuJoCo.
+        # Roll out pi_k. Values and log-probabilities follow in one batch: one by one they would cost more than MuJoCo.
         mean_action, noise = agent.actor(), agent.noise(T, N)
         for t in range(T):
             observations[t] = obs
@@ -486,36 +497,39 @@ def train(args: Args) -> int:
             done = terminated[t] | truncated[t]
             if done.any():
                 for i in np.flatnonzero(done):
-                    point = {"charts/episodic_return": episode_return[i], "charts/episodic_length": episode_length[i]}
-                    log((k * T + t) * N + int(i) + 1, {key: float(value) for key, value in point.items()})
-                    state["returns"] = [*state["returns"][-99:], float(episode_return[i])]
+                    total, length = float(episode_return[i]), int(episode_length[i])
+                    log(
+                        (k * T + t) * N + int(i) + 1,
+                        {"charts/episodic_return": total, "charts/episodic_length": length},
+                    )
+                    state["returns"] = [*state["returns"][-99:], total]
                 obs, _ = envs.reset(options={"reset_mask": done})
                 episode_return[done] = episode_length[done] = past_return[done] = 0
         step = (k + 1) * T * N
         check_finite(step, observations=next_observations, rewards=rewards)
 
-        # The batch: what pi_k saw and did, its advantages and returns.
+        # The batch: what pi_k saw and did, and its advantages and returns.
         def flat(array: np.ndarray) -> Tensor:
             return torch.as_tensor(array.reshape(T * N, *array.shape[2:]), device=device)
 
-        scaled_rewards = rewards
+        scale = 1.0
         if args.norm_reward:
             agent.return_moments.update(flat(past_returns))
-            scaled_rewards = np.clip(rewards / (agent.return_moments.var.item() + 1e-8) ** 0.5, -10, 10)
+            scale = (agent.return_moments.var.item() + 1e-8) ** 0.5
         with torch.no_grad():
             batch = dict(obs=agent.normalize(flat(observations)), actions=flat(actions))
-            both = torch.cat([batch["obs"], agent.normalize(flat(next_observations))])
-            values, next_values = agent.critic(both)[0].view(2, T, N).cpu().numpy().astype(np.float64)
             batch["means"], log_std = agent.policy(batch["obs"])
             batch["log_std"] = log_std.clone()  # a view of what the update will change
-            batch["log_probs"] = gaussian_log_prob(batch["actions"], batch["means"], batch["log_std"])
-        done = terminated | truncated
-        advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+            batch["log_probs"] = gaussian_log_prob(batch["actions"], batch["means"], log_std)
+            both = torch.cat([batch["obs"], agent.normalize(flat(next_observations))])
+            values, next_values = agent.critic(both)[0].view(2, T, N).cpu().numpy().astype(np.float64)
+        scaled, done = np.clip(rewards / scale, -10, 10) if args.norm_reward else rewards, terminated | truncated
+        advantages = gae(scaled, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         standardized = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         for key, array in dict(advantages=standardized, values=values, returns=advantages + values).items():
             batch[key] = flat(array).float()
 
-        # The update: first the policy, then the critic (Algorithm 1).
+        # The update: first the policy, then the critic.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
         agent.set_learning_rate(learning_rate)
         point = update_policy(agent, batch, args, k / K) | update_critic(agent, batch, args)
@@ -523,14 +537,15 @@ def train(args: Args) -> int:
             mean, log_std = agent.policy(batch["obs"])
             point["losses/kl"] = gaussian_kl(mean, log_std, batch["means"], batch["log_std"]).mean().item()
             point["losses/entropy"] = gaussian_entropy(log_std).item()
-        point["losses/explained_variance"] = explained_variance(values, advantages + values)
-        check_finite(
-            step, policy=agent.policy.flat.detach(), critic=agent.critic.flat.detach(), losses=list(point.values())
-        )
-        if args.norm_obs:  # after the update, so that pi_k saw and is updated on the same inputs
+        for name, value in point.items():
+            check_finite(step, **{name: value})
+        check_finite(step, policy=agent.policy.flat.detach(), critic=agent.critic.flat.detach())
+        if args.norm_obs:  # only now, so that pi_k acts and is updated on the same inputs
             agent.obs_moments.update(flat(observations))
-        sps = (k + 1 - first) * T * N / (time.time() - start)
-        log(step, point | {"charts/learning_rate": learning_rate, "charts/SPS": sps})
+        point["losses/explained_variance"] = explained_variance(values, advantages + values)
+        point["charts/learning_rate"] = learning_rate
+        point["charts/SPS"] = (k + 1 - first) * T * N / (time.time() - start)
+        log(step, point)
         bar.set_postfix({"return": f"{np.mean(state['returns'] or [np.nan]):.0f}"}, refresh=False)
         bar.update(T * N)
         state["iteration"] = k + 1
@@ -541,15 +556,15 @@ def train(args: Args) -> int:
             break
     bar.close()
     envs.close()
-    status = 128 + stop[0] if state["iteration"] < K else 0
+    status = 0 if state["iteration"] == K else 128 + stop[0]
     if status == 0:
-        (folder / "finished").write_text(f"{args.total_timesteps}\n")
+        (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
     run.finish(exit_code=status)
     return status
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are what the literature reports
     args = parse_args(argv)
     if args.evaluate:
         evaluate(args)
