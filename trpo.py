@@ -54,7 +54,7 @@ class Args:
     env_id: str = "Hopper-v4"  # any Gymnasium task with flat Box observations and Box actions
     seed: int = 1  # of the networks, the exploration noise, the minibatches and the environments
     total_timesteps: int = 1_000_000  # environment steps to train for; K = total_timesteps / (num_steps * num_envs)
-    preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # sets the last flags below; one given wins
+    preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variant; a flag given by hand wins
     cuda: bool = True  # use the GPU if there is one
     compile: bool = False  # compile the updates: half a minute the first time, a few seconds from the cache
     run_name: str = ""  # a run lives in runs/NAME; default: {env_id}__{exp_name}__{seed}__{unix time}
@@ -337,8 +337,8 @@ class SerialEnvs(gym.vector.SyncVectorEnv):
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     if multiprocessing.parent_process() is not None:  # a worker: when it stops is the main process's to say
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
     if video_folder is None:
         return gym.make(env_id)
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
@@ -398,9 +398,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
         f"--gae-lambda must lie in [0, 1], and {args.gae_lambda} does not.": not 0 <= args.gae_lambda <= 1,
         f"--total-timesteps must be at least one rollout, {batch_size} steps.": args.total_timesteps < batch_size,
     }
-    for sentence, is_so in problems.items():
-        if is_so:
-            refuse(sentence)
+    for sentence in (sentence for sentence, is_so in problems.items() if is_so):
+        refuse(sentence)
     try:
         env = make_env(args.env_id, folder / "videos" if args.capture_video else None)
     except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
@@ -413,7 +412,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     return args
 
 
-def evaluate(args: Args) -> None:
+def evaluate(args: Args) -> int:
     """Play the policy's mean, normalised by the statistics that it was trained with."""
     env = make_env(args.env_id, Path("runs", args.run_name, "videos") if args.capture_video else None)
     low, high = env.action_space.low, env.action_space.high
@@ -431,6 +430,7 @@ def evaluate(args: Args) -> None:
         print(f"episode {episode + 1}: return {returns[-1]:.1f} in {len(rewards)} steps", flush=True)
     env.close()
     print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
+    return 0
 
 
 def provenance() -> dict:
@@ -576,9 +576,7 @@ def train(args: Args) -> int:
             mean, log_std = agent.policy(batch["obs"])
             point["losses/kl"] = gaussian_kl(mean, log_std, batch["means"], batch["log_std"]).mean().item()
             point["losses/entropy"] = gaussian_entropy(log_std).item()
-        for name, value in point.items():
-            check_finite(step, **{name: value})
-        check_finite(step, policy=agent.policy.flat.detach(), critic=agent.critic.flat.detach())
+        check_finite(step, **point, policy=agent.policy.flat, critic=agent.critic.flat)
         if args.norm_obs:  # only now, so that pi_k acts and is updated on the same inputs
             agent.obs_moments.update(flat(observations))
         point["losses/explained_variance"] = explained_variance(values, advantages + values)
@@ -605,11 +603,8 @@ def train(args: Args) -> int:
 def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are what the literature reports
     args = parse_args(argv)
-    if args.evaluate:
-        evaluate(args)
-        return 0
     try:
-        return train(args)
+        return evaluate(args) if args.evaluate else train(args)
     except FloatingPointError as error:
         print(f"error: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
         return 1
