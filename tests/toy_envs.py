@@ -1,0 +1,55 @@
+"""Small tasks that no package has. `toy_envs:Toy-v0` makes one by name, here and in any process that finds this file."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Toy(gym.Env):
+    """A random walk whose episodes are terminated and truncated in turn, and which remembers its transitions."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
+    action_space = gym.spaces.Box(-0.5, 0.5, (2,))
+    made = []  # every instance
+
+    def __init__(self):
+        self.transitions, self.episode = [], 0
+        self.made.append(self)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        self.state = self.np_random.normal(3, 2, 3)
+        return self.state, {}
+
+    def step(self, action):
+        before, self.time = self.state, self.time + 1
+        self.state = self.state + self.np_random.normal(0, 1, 3) + action.sum()
+        reward = float(self.state[0] - action @ action)
+        over = self.time == 5 + self.episode % 4
+        ends = over and self.episode % 2 == 1, over and self.episode % 2 == 0
+        self.transitions.append((before, action.copy(), self.state, reward, *ends))
+        return self.state, reward, *ends, {}
+
+
+class Broken(Toy):
+    """A Toy that returns something not finite at its 300th step."""
+
+    def __init__(self, obs: float = 0.0, reward: float = 0.0):
+        super().__init__()
+        self.fault = np.array([obs, 0, 0]), reward
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        if len(self.transitions) == 300:
+            obs, reward = obs + self.fault[0], reward + self.fault[1]
+        return obs, reward, *rest
+
+
+class DictObs(Toy):
+    observation_space = gym.spaces.Dict(position=Toy.observation_space)
+
+
+gym.register("Toy-v0", Toy, disable_env_checker=True)
+gym.register("NanObservation-v0", Broken, disable_env_checker=True, kwargs=dict(obs=np.nan))
+gym.register("InfiniteReward-v0", Broken, disable_env_checker=True, kwargs=dict(reward=np.inf))
+gym.register("DictObs-v0", DictObs, disable_env_checker=True)
