@@ -188,9 +188,10 @@ class Agent(nn.Module):
 
         def mean_action(obs: np.ndarray) -> np.ndarray:
             if self.norm_obs:
-                obs = np.minimum(np.maximum((obs - shift) / scale, -10), 10)
-            x = np.tanh(obs.astype(np.float32) @ w1.T + b1)
-            return np.tanh(x @ w2.T + b2) @ w3.T + b3
+                obs = ((obs - shift) / scale).clip(-10, 10)
+            x = obs.astype(np.float32).dot(w1.T) + b1
+            x = np.tanh(x).dot(w2.T) + b2
+            return np.tanh(x).dot(w3.T) + b3
 
         return mean_action
 
@@ -242,7 +243,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) 
     """Half the squared error; clipped, the worse of it and that of values within 0.2 of the old ones."""
     error = (values - returns) ** 2
     if clip:
-        error = torch.maximum(error, (old_values + (values - old_values).clamp(-0.2, 0.2) - returns) ** 2)
+        error = torch.maximum(error, (values.clamp(old_values - 0.2, old_values + 0.2) - returns) ** 2)
     return 0.5 * error.mean()
 
 
@@ -528,7 +529,7 @@ def train(args: Args) -> int:
         for t in range(T):
             observations[t] = obs
             actions[t] = action = mean_action(obs) + noise[t]
-            obs, rewards[t], terminated[t], truncated[t], _ = envs.step(np.minimum(np.maximum(action, low), high))
+            obs, rewards[t], terminated[t], truncated[t], _ = envs.step(action.clip(low, high))
             next_observations[t] = obs
             episode_return += rewards[t]
             episode_length += 1
@@ -597,6 +598,8 @@ def train(args: Args) -> int:
     if status == 0:
         (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
     run.finish(exit_code=status)
+    if status:
+        print(f"stopped after {state['iteration'] * T * N} steps: go on with --run-name {args.run_name} --resume")
     return status
 
 
