@@ -344,7 +344,9 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
         return gym.make(env_id)
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    return gym.wrappers.RecordVideo(gym.make(env_id, render_mode="rgb_array"), str(video_folder), lambda episode: True)
+    camera = {"camera_name": "track"} if ".mujoco." in str(gym.spec(env_id).entry_point) else {}  # it runs away
+    env = gym.make(env_id, render_mode="rgb_array", **camera)
+    return gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: True)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -608,6 +610,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         return evaluate(args) if args.evaluate else train(args)
+    except gym.error.DependencyNotInstalled as error:  # what it takes to render
+        refuse(str(error))
     except FloatingPointError as error:
         print(f"error: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
         return 1
