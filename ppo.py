@@ -168,8 +168,9 @@ class Agent(nn.Module):
         self.policy_optimizer, self.critic_optimizer = Adam(self.policy.flat), Adam(self.critic.flat)
         self.obs_moments, self.return_moments = RunningMoments(obs_dim), RunningMoments()
         self.norm_obs = args.norm_obs
-        self.policy_step = torch.compile(policy_step) if args.compile else policy_step
-        self.critic_step = torch.compile(critic_step) if args.compile else critic_step
+        options = dict(fullgraph=True, options={"cpp_wrapper": True}, disable=not args.compile)
+        self.policy_step = torch.compile(policy_step, **options)
+        self.critic_step = torch.compile(critic_step, **options)
 
     def normalize(self, obs: Tensor) -> Tensor:
         if self.norm_obs:
@@ -237,9 +238,10 @@ def explained_variance(predictions: np.ndarray, targets: np.ndarray) -> float:
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
     """Half the squared error; clipped, the worse of it and that of values within 0.2 of the old ones."""
-    error = (values - returns) ** 2
+    error = F.mse_loss(values, returns, reduction="none")
     if clip:
-        error = torch.maximum(error, (values.clamp(old_values - 0.2, old_values + 0.2) - returns) ** 2)
+        near = values.clamp(old_values - 0.2, old_values + 0.2)
+        error = torch.maximum(error, F.mse_loss(near, returns, reduction="none"))
     return 0.5 * error.mean()
 
 
