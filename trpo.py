@@ -18,10 +18,14 @@ search halves d until L has improved and the KL itself keeps to the bound; if it
 --natural-steps repeats this within an iteration, around the same pi_k and within the same bound: more steps solve Eq. 8
 more closely (the MDPO paper finds that they do not help).
 
+The critic's Adam is annealed in the loaded presets: the paper names annealing among what "loaded" means, and its table
+has no entry for TRPO. --compile compiles the critic's update; the rest is too little to gain from.
+
 `diff trpo.py mdpo_onpolicy.py` shows the algorithm and nothing else. Beyond most implementations, an episode cut by a
 time limit is bootstrapped from the value of its true last observation; only a real termination has value zero.
 """
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -58,7 +62,7 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     compile: bool = False  # compile the updates: half a minute the first time, a few seconds from the cache
     run_name: str = ""  # a run lives in runs/NAME; default: {env_id}__{exp_name}__{seed}__{unix time}
-    checkpoint_interval: int = 100_000  # steps between checkpoints, the most that a crash can lose
+    checkpoint_interval: int = 100_000  # steps between checkpoints, the most that a crash loses, up to iterations
     resume: bool = False  # continue --run-name from its checkpoint if it has one; flags not given are that run's
     evaluate: bool = False  # play the deterministic policy of --run-name's checkpoint, print its returns, train nothing
     eval_episodes: int = 10  # episodes to play with --evaluate
@@ -66,8 +70,8 @@ class Args:
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline: no account; `wandb sync` uploads later
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
-    wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}, so that only seeds differ
-    exp_name: str = Path(__file__).stem  # the algorithm, in the run's name and records
+    wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}
+    exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # the algorithm, in the run's name and records
 
     num_envs: int = 1  # environments stepped side by side; 1 is the paper's
     async_envs: bool = False  # a worker process for each environment, for tasks that are slow to step
@@ -94,6 +98,7 @@ PRESETS = {
     "loaded": LOADED | dict(gae_lambda=1.0),
     "minimal": dict.fromkeys(LOADED, False) | dict(gae_lambda=1.0),
 }
+compiled = partial(torch.compile, fullgraph=True, options={"cpp_wrapper": True})
 # What --resume may change of a run; every other flag is part of what the run is.
 CHANGEABLE = {"total_timesteps", "cuda", "compile", "checkpoint_interval", "resume", "evaluate", "eval_episodes"} | {
     "capture_video", "wandb_mode", "wandb_project", "wandb_entity", "wandb_group", "async_envs"
@@ -131,11 +136,10 @@ class Adam(nn.Module):
     def __init__(self, params: Tensor, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
-        self.register_buffer("lr", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros_like(params))
-        self.register_buffer("square", torch.zeros_like(params))
-        self.register_buffer("betas", torch.tensor([0.9, 0.999]))
-        self.register_buffer("decay", torch.ones(2))  # beta_1^t and beta_2^t
+        start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
+        start |= dict(betas=torch.tensor([0.9, 0.999]), decay=torch.ones(2))  # decay: the betas to the power t
+        for name, value in start.items():
+            self.register_buffer(name, value)
 
     @torch.no_grad()
     def step(self, params: Tensor, gradient: Tensor) -> None:
@@ -157,6 +161,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, batch: Tensor) -> None:
+        batch = batch.double()
         share = len(batch) / (self.count + len(batch))  # of the batch in all that was seen
         delta = batch.mean(0) - self.mean
         self.var += share * (batch.var(0, correction=0) - self.var + (1 - share) * delta**2)
@@ -174,8 +179,7 @@ class Agent(nn.Module):
         self.critic_optimizer = Adam(self.critic.flat)
         self.obs_moments, self.return_moments = RunningMoments(obs_dim), RunningMoments()
         self.norm_obs = args.norm_obs
-        options = dict(fullgraph=True, options={"cpp_wrapper": True}, disable=not args.compile)
-        self.critic_step = torch.compile(critic_step, **options)
+        self.critic_step = compiled(critic_step) if args.compile else critic_step
 
     def normalize(self, obs: Tensor) -> Tensor:
         if self.norm_obs:
@@ -338,17 +342,11 @@ class SerialEnvs(gym.vector.SyncVectorEnv):
         return self._observations, self._rewards, self._terminations, self._truncations, {}
 
 
-def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
+def make_env(env_id: str) -> gym.Env:
     if multiprocessing.parent_process() is not None:  # a worker: when it stops is the main process's to say
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_IGN)
-    if video_folder is None:
-        return gym.make(env_id)
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    camera = {"camera_name": "track"} if ".mujoco." in str(gym.spec(env_id).entry_point) else {}  # it runs away
-    env = gym.make(env_id, render_mode="rgb_array", **camera)
-    return gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: True)
+    return gym.make(env_id)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -364,26 +362,24 @@ def load_checkpoint(args: Args, agent: Agent | None = None) -> dict | None:
         return None
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        writer, _ = checkpoint["args"]["exp_name"], checkpoint["state"]["iteration"]
-        if writer == args.exp_name:
-            Args(**checkpoint["args"])
-            if agent is not None:
-                agent.load_state_dict(checkpoint["agent"])
+        if (writer := checkpoint["args"]["exp_name"]) != args.exp_name:
+            raise ValueError(f"it was written by {writer}, not by {args.exp_name}")
+        _ = Args(**checkpoint["args"]), checkpoint["state"]["iteration"]
+        if agent is not None:
+            agent.load_state_dict(checkpoint["agent"])
     except Exception as error:  # a damaged, unsafe or unfit file fails in many ways
         reason = str(error).strip().split("\n")[0]
-        refuse(
-            f"{path} is not a checkpoint that can be used here: {reason} ({type(error).__name__}). It is left as it is."
-        )
-    if writer != args.exp_name:
-        refuse(f"{path} was written by {writer}, not by {args.exp_name}.")
+        refuse(f"{path} cannot be used here: {reason} ({type(error).__name__}). It is left as it is.")
     return checkpoint
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
     """Flags given by hand win; the others come from the run that is resumed or evaluated, else from the preset."""
     args = tyro.cli(Args, args=argv, description=__doc__)
-    checkpoint = load_checkpoint(args) if args.resume or args.evaluate else None
-    saved = checkpoint["args"] if checkpoint else dict(PRESETS[args.preset], preset=args.preset)
+    checkpoint, goes_on = load_checkpoint(args), args.resume or args.evaluate
+    saved = PRESETS[args.preset] | dict(preset=args.preset)
+    if checkpoint and goes_on:
+        saved = checkpoint["args"] | dict(resume=args.resume, evaluate=args.evaluate)
     args = tyro.cli(Args, args=argv, default=Args(**saved))
     batch_size = args.num_steps * args.num_envs
     for name, value in asdict(args).items():
@@ -396,6 +392,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
             refuse(f"{flag} {value} is more than a rollout of {batch_size} steps.")
     folder = Path("runs", args.run_name)
     problems = {
+        f"{folder} holds a run: --resume continues it, another --run-name starts one.": checkpoint and not goes_on,
         f"--evaluate needs {folder / 'checkpoint.pt'}, which is not there.": args.evaluate and not checkpoint,
         "--capture-video records the episodes of --evaluate: give both.": args.capture_video and not args.evaluate,
         f"--seed must not be negative, and {args.seed} is.": args.seed < 0,
@@ -403,10 +400,12 @@ def parse_args(argv: list[str] | None = None) -> Args:
         f"--gae-lambda must lie in [0, 1], and {args.gae_lambda} does not.": not 0 <= args.gae_lambda <= 1,
         f"--total-timesteps must be at least one rollout, {batch_size} steps.": args.total_timesteps < batch_size,
     }
-    for sentence in (sentence for sentence, is_so in problems.items() if is_so):
-        refuse(sentence)
+    if found := [sentence for sentence, is_so in problems.items() if is_so]:
+        refuse(found[0])
+    if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     try:
-        env = make_env(args.env_id, folder / "videos" if args.capture_video else None)
+        env = make_env(args.env_id)
     except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
         refuse(f"Gymnasium cannot make {args.env_id}: {error}")
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
@@ -419,7 +418,12 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 def evaluate(args: Args) -> int:
     """Play the policy's mean, normalised by the statistics that it was trained with."""
-    env = make_env(args.env_id, Path("runs", args.run_name, "videos") if args.capture_video else None)
+    env = gym.make(args.env_id)
+    if args.capture_video:
+        # Gymnasium's own tasks have a camera that follows the robot; by default it runs out of the picture.
+        camera = {"camera_name": "track"} if "gymnasium.envs.mujoco" in str(env.spec.entry_point) else {}
+        env = gym.make(args.env_id, render_mode="rgb_array", **camera)
+        env = gym.wrappers.RecordVideo(env, f"runs/{args.run_name}/videos", episode_trigger=lambda episode: True)
     low, high = env.action_space.low, env.action_space.high
     agent = Agent(env.observation_space.shape[0], low.shape[0], args)
     load_checkpoint(args, agent)
@@ -447,12 +451,12 @@ def provenance() -> dict:
 
 
 def can_compile(device: torch.device) -> bool:
+    torch._dynamo.config.trace_autograd_ops = True  # loss, gradient and optimiser in one graph
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+        compiled(lambda x: torch.autograd.grad(x.sin().sum(), x)[0])(torch.ones(8, device=device, requires_grad=True))
     except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
-        print(f"--compile does not work here, going on without: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"--compile does not work here, going on without: {error}".split("\n")[0], file=sys.stderr)
         return False
-    torch._dynamo.config.trace_autograd_ops = True  # gradients and optimiser in one graph with the loss
     return True
 
 
@@ -464,38 +468,38 @@ def check_finite(step: int, **named: np.ndarray | Tensor) -> None:
 
 def train(args: Args) -> int:
     """Returns the exit status: 0, or 128 + the signal that stopped it."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more only slow networks this small down
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more only slow networks this small down
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    args.compile = args.compile and can_compile(device)
     torch.manual_seed(args.seed)
     T, N, K = args.num_steps, args.num_envs, args.total_timesteps // (args.num_steps * args.num_envs)
     # Without autoreset, in one process or several, a step returns the true last observation of an episode.
     vector = gym.vector.AsyncVectorEnv if args.async_envs else SerialEnvs
     envs = vector([partial(make_env, args.env_id)] * N, copy=False, autoreset_mode="Disabled")
+    atexit.register(envs.close)  # an error must not leave workers waiting
     obs_space, low, high = envs.single_observation_space, envs.single_action_space.low, envs.single_action_space.high
+    args.compile = args.compile and can_compile(device)
     agent = Agent(obs_space.shape[0], low.shape[0], args).to(device)
     folder, checkpoint = Path("runs", args.run_name), load_checkpoint(args, agent)
-    if checkpoint and not args.resume:
-        refuse(f"{folder} holds a run: --resume continues it, another --run-name starts a new one.")
-    state = (
-        checkpoint["state"] if checkpoint else dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
-    )
+    state = dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
     if checkpoint:
+        state = checkpoint["state"]
         torch.set_rng_state(checkpoint["rng"])
-    if state["iteration"] >= K:
+    if state["iteration"] >= K and (folder / "finished").exists():
         print(f"{folder} is finished: it has made its {state['iteration'] * T * N} steps.")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
+    (folder / "finished").unlink(missing_ok=True)
     try:
         run = wandb.init(
-            dir=folder, name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode, project=args.wandb_project,
+            dir=folder.resolve(), name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode, project=args.wandb_project,
             entity=args.wandb_entity, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
             job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
             resume="allow" if args.wandb_mode == "online" else None,
         )  # fmt: skip
     except wandb.Error as error:
         refuse(f"W&B cannot start: {error}")
+    (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
 
     def log(step: int, point: dict[str, float]) -> None:
         point = {name: float(value) for name, value in point.items()}
@@ -512,10 +516,11 @@ def train(args: Args) -> int:
             os.fsync(file.fileno())
         os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
 
-    for _, step, point in state["points"]:
-        run.log(point | {"global_step": step}, step=step)
+    points, state["points"] = state["points"], []
+    for _, step, point in points:
+        log(step, point)
     save()
-    stop = []  # the first signal lets the iteration end and saves the run, the second kills
+    stop = []  # the first signal lets the iteration end and saves the run, a second of its kind kills
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda n, _: (stop.append(n), signal.signal(n, signal.SIG_DFL)))
     observations, next_observations = np.zeros((2, T, N, *obs_space.shape), obs_space.dtype)
@@ -540,13 +545,10 @@ def train(args: Args) -> int:
             past_returns[t] = past_return = args.gamma * past_return + rewards[t]
             done = terminated[t] | truncated[t]
             if done.any():
-                for i in np.flatnonzero(done):
-                    total, length = float(episode_return[i]), int(episode_length[i])
-                    log(
-                        (k * T + t) * N + int(i) + 1,
-                        {"charts/episodic_return": total, "charts/episodic_length": length},
-                    )
-                    state["returns"] = [*state["returns"][-99:], total]
+                for i in np.flatnonzero(done).tolist():
+                    total, length = episode_return[i], episode_length[i]
+                    log((k * T + t) * N + i + 1, {"charts/episodic_return": total, "charts/episodic_length": length})
+                    state["returns"] = [*state["returns"][-99:], float(total)]
                 obs, _ = envs.reset(options={"reset_mask": done})
                 episode_return[done] = episode_length[done] = past_return[done] = 0
         step = (k + 1) * T * N
@@ -594,15 +596,15 @@ def train(args: Args) -> int:
         if stop or k + 1 == K or (k + 1 - last_save) * T * N >= args.checkpoint_interval:
             save()
             last_save = k + 1
-        if stop:
-            break
+            if stop:
+                break
     bar.close()
     envs.close()
     status = 0 if state["iteration"] == K else 128 + stop[0]
+    run.finish(exit_code=status)
     if status == 0:
         (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
-    run.finish(exit_code=status)
-    if status:
+    else:
         print(f"stopped after {state['iteration'] * T * N} steps: go on with --run-name {args.run_name} --resume")
     return status
 
@@ -614,8 +616,10 @@ def main(argv: list[str] | None = None) -> int:
         return evaluate(args) if args.evaluate else train(args)
     except gym.error.DependencyNotInstalled as error:  # what it takes to render
         refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
     except FloatingPointError as error:
-        print(f"error: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
+        print(f"\nerror: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
         return 1
 
 

@@ -1,4 +1,6 @@
-"""Small tasks that no package has. `toy_envs:Toy-v0` makes one by name, here and in any process that finds this file."""
+"""Small tasks that no package has; `toy_envs:Toy-v0` makes one by name in any process that finds this file."""
+
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +11,7 @@ class Toy(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gym.spaces.Box(-0.5, 0.5, (2,))
-    made = []  # every instance
+    made: ClassVar = []  # every instance
 
     def __init__(self):
         self.transitions, self.episode = [], 0
@@ -18,12 +20,12 @@ class Toy(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.episode, self.time = self.episode + 1, 0
-        self.state = self.np_random.normal(3, 2, 3)
+        self.state = self.np_random.normal(3, 2, 3).astype(np.float32)
         return self.state, {}
 
     def step(self, action):
         before, self.time = self.state, self.time + 1
-        self.state = self.state + self.np_random.normal(0, 1, 3) + action.sum()
+        self.state = (before + self.np_random.normal(0, 1, 3) + action.sum()).astype(np.float32)
         reward = float(self.state[0] - action @ action)
         over = self.time == 5 + self.episode % 4
         ends = over and self.episode % 2 == 1, over and self.episode % 2 == 0
@@ -36,7 +38,7 @@ class Broken(Toy):
 
     def __init__(self, obs: float = 0.0, reward: float = 0.0):
         super().__init__()
-        self.fault = np.array([obs, 0, 0]), reward
+        self.fault = np.float32([obs, 0, 0]), reward
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
