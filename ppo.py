@@ -449,9 +449,10 @@ def train(args: Args) -> int:
     (folder / "finished").unlink(missing_ok=True)
     try:
         run = wandb.init(
-            dir=folder.resolve(), name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode, project=args.wandb_project,
-            entity=args.wandb_entity, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
+            dir=folder.resolve(), name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode,
+            project=args.wandb_project, entity=args.wandb_entity, job_type=args.exp_name,
+            group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
+            tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
             resume="allow" if args.wandb_mode == "online" else None,
         )  # fmt: skip
     except wandb.Error as error:

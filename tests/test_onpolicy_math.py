@@ -497,6 +497,6 @@ def test_a_machine_that_cannot_compile_goes_on_without(monkeypatch, capsys):
     def no_compiler(_):
         raise RuntimeError("No working C++ compiler found\nand more")
 
-    monkeypatch.setattr(torch, "compile", no_compiler)
+    monkeypatch.setattr(mdpo, "compiled", no_compiler)
     assert not mdpo.can_compile(torch.device("cpu"))
     assert "No working C++ compiler found" in capsys.readouterr().err
