@@ -91,9 +91,8 @@ PRESETS = {
 }
 compiled = partial(torch.compile, fullgraph=True, options={"cpp_wrapper": True})
 # What --resume may change of a run; every other flag is part of what the run is.
-CHANGEABLE = {"total_timesteps", "cuda", "compile", "checkpoint_interval", "resume", "evaluate", "eval_episodes"} | {
-    "capture_video", "wandb_mode", "wandb_project", "wandb_entity", "wandb_group", "async_envs"
-}  # fmt: skip
+CHANGEABLE = "run_name total_timesteps cuda compile checkpoint_interval resume evaluate eval_episodes capture_video"
+CHANGEABLE += " wandb_mode wandb_project wandb_entity wandb_group async_envs"
 
 
 class MLP(nn.Module):
@@ -343,7 +342,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
         flag = f"--{name.replace('_', '-')}"
         if type(value) in (int, float) and name not in ("seed", "gae_lambda") and not 0 < value < float("inf"):
             refuse(f"{flag} must be a positive number, not {value}.")
-        if checkpoint and args.resume and name not in CHANGEABLE and value != saved[name]:
+        if checkpoint and args.resume and name not in CHANGEABLE.split() and value != saved[name]:
             refuse(f"{flag} is {saved[name]} in run {args.run_name}; it cannot become {value} when the run is resumed.")
         if name.endswith("minibatch_size") and value > batch_size:
             refuse(f"{flag} {value} is more than a rollout of {batch_size} steps.")

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHORT, contents, finish, history, records, start, timeless
+from conftest import ROOT, SHORT, TESTS, contents, finish, history, records, start, timeless
 from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import Toy
 
@@ -303,6 +303,33 @@ def test_resuming_a_finished_run_changes_nothing(script, in_process, copied_run,
     assert in_process(script, *SHORT, "--resume").status == 0
     assert contents(run) == before
     assert "finished" in capsys.readouterr().out
+
+
+def test_a_resumed_run_carries_the_points_it_logged_again(in_process, copied_run, monkeypatch):
+    """Or a second kill, before W&B has flushed them, would leave a hole."""
+    path, saved, save = copied_run("ppo") / "checkpoint.pt", [], torch.save
+    checkpoint = torch.load(path)
+    points = [(0.0, step, point) for _, step, point in checkpoint["state"]["points"]]  # of long ago
+    torch.save(checkpoint | dict(state=checkpoint["state"] | dict(points=points)), path)
+    monkeypatch.setattr(torch, "save", lambda c, file: saved.append(list(c["state"]["points"])) or save(c, file))
+    run = in_process(ppo, "--resume", "--run-name", "r", "--total-timesteps", 768)
+    assert points and [p["global_step"] for p in run.points[: len(points)]] == [step for _, step, _ in points]
+    assert [point[1:] for point in saved[0]] == [point[1:] for point in points]
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_comes_to_say_that_it_is_finished(in_process, copied_run):
+    run = copied_run("ppo")
+    (run / "finished").unlink()
+    again = in_process(ppo, "--resume", "--run-name", "r")
+    assert again.status == 0 and (run / "finished").read_text() == "512\n"
+    assert again.points[-1]["global_step"] == 512
+
+
+def test_a_worker_that_raises_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    flags = ("--env-id", "toy_envs:Raises-v0", "--num-envs", 2, "--async-envs", "--wandb-mode", "disabled")
+    process = finish("ppo", *flags, "--num-steps", 1024, cwd=tmp_path)
+    assert process.returncode == 1 and "the toy broke" in process.stderr
 
 
 def test_resume_without_a_checkpoint_starts_the_run(script, in_process, tmp_path):

@@ -47,6 +47,15 @@ class Broken(Toy):
         return obs, reward, *rest
 
 
+class Raises(Toy):
+    """A Toy that raises, sooner or later."""
+
+    def step(self, action):
+        if self.np_random.random() < 0.02:
+            raise RuntimeError("the toy broke")
+        return super().step(action)
+
+
 class DictObs(Toy):
     observation_space = gym.spaces.Dict(position=Toy.observation_space)
 
@@ -54,4 +63,5 @@ class DictObs(Toy):
 gym.register("Toy-v0", Toy, disable_env_checker=True)
 gym.register("NanObservation-v0", Broken, disable_env_checker=True, kwargs=dict(obs=np.nan))
 gym.register("InfiniteReward-v0", Broken, disable_env_checker=True, kwargs=dict(reward=np.inf))
+gym.register("Raises-v0", Raises, disable_env_checker=True)
 gym.register("DictObs-v0", DictObs, disable_env_checker=True)
