@@ -404,7 +404,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     try:
-        env = make_env(args.env_id)
+        env = gym.make(args.env_id)
     except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
         refuse(f"Gymnasium cannot make {args.env_id}: {error}")
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
