@@ -101,3 +101,9 @@ def test_importing_a_script_has_no_side_effects(tmp_path):
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout)
     assert not process.stderr and not list(tmp_path.iterdir())
+
+
+def test_what_both_families_do_is_the_same_in_both():
+    names = ("Adam", "refuse", "load_checkpoint", "provenance", "can_compile", "check_finite", "main")
+    on_policy, off_policy = blocks("mdpo_onpolicy"), blocks("mdpo_offpolicy")
+    assert all(on_policy[name] == off_policy[name] for name in names)
