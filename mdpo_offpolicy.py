@@ -22,9 +22,9 @@ min(Q1, Q2) - lambda log pi at an action of the policy. An update takes all four
 one backward pass, and then makes the steps, as the authors' release does in its one session call.
 
 Two ways to take m steps with pi_k fixed. As in the paper's main experiments, one update per environment step and pi_k
-a copy of the policy that is renewed every --old-policy-interval = m updates. Or, with --gradient-steps m, Algorithm 2
-to the letter: every environment step draws one batch, sets pi_k to the policy, takes m policy steps on that batch,
-each with its own noise, and one step of the critic; the critic's goes along with the m-th of the policy.
+a copy of the policy that is renewed every --old-policy-interval = m updates. Or, with --gradient-steps m, as in
+Algorithm 2: every environment step draws one batch, sets pi_k to the policy, takes m policy steps on that batch, each
+with its own noise, and one step of the critic, which goes along with the policy's m-th where the algorithm puts it after.
 
 Where the authors' release and their paper differ, this file follows the paper: no 1e-3 penalty on the policy's outputs,
 and exploration samples the policy where the release plays its mean. Q1 in the policy's loss is the release's choice.
@@ -133,7 +133,7 @@ class MLP(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015) on a flat vector: torch.optim's spends more time in Python than these networks train."""
 
-    def __init__(self, params: Tensor, eps: float = 1e-8):
+    def __init__(self, params: Tensor, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
         start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
@@ -167,7 +167,7 @@ class Agent(nn.Module):
         self.old_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.slow_v = copy.deepcopy(self.v).requires_grad_(False)
         self.policy_optimizer, self.q_optimizer, self.v_optimizer = (
-            Adam(net.flat.detach()) for net in (self.policy, self.q, self.v)
+            Adam(net.flat.detach(), eps=1e-8) for net in (self.policy, self.q, self.v)
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)

@@ -24,7 +24,7 @@ log_q over the dimensions instead (--log-q per-dimension). They are the same at 
 
 As in mdpo_offpolicy.py an update takes all four gradients at the same parameters, and m steps with pi_k fixed are
 either m updates, one per environment step (--old-policy-interval), or m policy steps within one environment step
-(--gradient-steps, Algorithm 2 to the letter). This file, too, follows the paper where the release differs: no penalty
+(--gradient-steps, Algorithm 2). This file, too, follows the paper where the release differs: no penalty
 on the policy's outputs, no floor under densities, exploration by sampling. Q1 in the policy's loss is the release's
 choice. An episode cut by a time limit is bootstrapped: only a real termination has value zero.
 """
@@ -140,7 +140,7 @@ class MLP(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015) on a flat vector: torch.optim's spends more time in Python than these networks train."""
 
-    def __init__(self, params: Tensor, eps: float = 1e-8):
+    def __init__(self, params: Tensor, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
         start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
@@ -174,7 +174,7 @@ class Agent(nn.Module):
         self.old_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.slow_v = copy.deepcopy(self.v).requires_grad_(False)
         self.policy_optimizer, self.q_optimizer, self.v_optimizer = (
-            Adam(net.flat.detach()) for net in (self.policy, self.q, self.v)
+            Adam(net.flat.detach(), eps=1e-8) for net in (self.policy, self.q, self.v)
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)

@@ -127,14 +127,18 @@ class Adam(nn.Module):
         super().__init__()
         self.eps = eps
         start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
-        start |= dict(betas=torch.tensor([0.9, 0.999]), decay=torch.ones(2))  # decay: the betas to the power t
+        start |= dict(betas=torch.tensor([0.9, 0.999]), count=torch.zeros(()))
         for name, value in start.items():
             self.register_buffer(name, value)
 
     @torch.no_grad()
     def step(self, params: Tensor, gradient: Tensor) -> None:
-        self.decay.mul_(self.betas)
-        correction = 1 - self.decay
+        self.count += 1
+        if not torch.compiler.is_compiling():  # torch's kernel of the lines below: a tenth of an eager update less
+            state = [params], [gradient], [self.mean], [self.square], [], [self.count]
+            options = dict(lr=self.lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0)
+            return torch._fused_adam_(*state, **options, amsgrad=False, maximize=False)
+        correction = 1 - self.betas**self.count
         self.mean.lerp_(gradient, 0.1)
         self.square.lerp_(gradient * gradient, 0.001)
         deviation = (self.square / correction[1]).sqrt().add_(self.eps)
@@ -557,7 +561,7 @@ def train(args: Args) -> int:
                 break
     bar.close()
     envs.close()
-    status = 0 if state["iteration"] == K else 128 + stop[0]
+    status = 128 + stop[0] if state["iteration"] < K else 0
     run.finish(exit_code=status)
     if status == 0:
         (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so

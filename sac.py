@@ -119,7 +119,7 @@ class MLP(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015) on a flat vector: torch.optim's spends more time in Python than these networks train."""
 
-    def __init__(self, params: Tensor, eps: float = 1e-8):
+    def __init__(self, params: Tensor, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
         start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
@@ -152,7 +152,7 @@ class Agent(nn.Module):
         self.v = MLP(obs_dim, args.hidden_size, 1)
         self.slow_v = copy.deepcopy(self.v).requires_grad_(False)
         self.policy_optimizer, self.q_optimizer, self.v_optimizer = (
-            Adam(net.flat.detach()) for net in (self.policy, self.q, self.v)
+            Adam(net.flat.detach(), eps=1e-8) for net in (self.policy, self.q, self.v)
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)

@@ -193,7 +193,7 @@ def test_a_checkpoint_is_the_whole_learner(script, watched_run, tmp_path):
     agent = script.Agent(3, 2, script.Args())
     assert script.load_checkpoint(script.Args(run_name="r"), agent)
     learner = run.iterations[-1].later_agent.state_dict()
-    names = {"policy.flat", "critic.flat", "critic_optimizer.square", "critic_optimizer.decay", "return_moments.var"}
+    names = {"policy.flat", "critic.flat", "critic_optimizer.square", "critic_optimizer.count", "return_moments.var"}
     assert names | {"obs_moments.mean", "obs_moments.count"} <= set(learner)
     for name, tensor in agent.state_dict().items():
         assert torch.equal(tensor, learner[name]), name
