@@ -24,7 +24,7 @@ one backward pass, and then makes the steps, as the authors' release does in its
 Two ways to take m steps with pi_k fixed. As in the paper's main experiments, one update per environment step and pi_k
 a copy of the policy that is renewed every --old-policy-interval = m updates. Or, with --gradient-steps m, as in
 Algorithm 2: every environment step draws one batch, sets pi_k to the policy, takes m policy steps on that batch, each
-with its own noise, and one step of the critic, which goes along with the policy's m-th where the algorithm puts it after.
+with its own noise, and one step of the critic, which here goes along with the policy's m-th and there comes after it.
 
 Where the authors' release and their paper differ, this file follows the paper: no 1e-3 penalty on the policy's outputs,
 and exploration samples the policy where the release plays its mean. Q1 in the policy's loss is the release's choice.
