@@ -5,7 +5,7 @@ Mirror descent (Eq. 1) may take any strongly convex potential. With the negative
     psi(pi) = sum_a pi(a) log_q pi(a),     log_q x = (x^(q - 1) - 1) / (q - 1),  log x at q = 1     (Eqs. 17 and 19),
 
 the divergence between policies is, up to a term without pi, the mean over a ~ pi of log_q pi - q log_q pi_k (Eqs. 18
-and 20): the KL at q = 1, half the squared distance, whose projections are sparse, at q = 2. In the place of the KL in
+and 20): the KL at q = 1, the squared distance, whose projections are sparse, at q = 2. In the place of the KL in
 the off-policy objective (Eq. 10), with a = a_theta(eps, s) reparameterised by noise, it makes the loss
 log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21).
 
