@@ -1,8 +1,8 @@
 """Off-policy Mirror Descent Policy Optimization (MDPO; Tomar, Shani, Efroni & Ghavamzadeh, 2021), in one file.
 
-Mirror descent maximises a function by maximising, again and again, its linearisation plus a Bregman divergence that
-keeps the next point near the last one (Eq. 1). Off-policy, the states come from a replay buffer D, near enough to the
-uniform distribution over states that the theory asks for (Eq. 4), and the next policy is (Eq. 10)
+Mirror descent maximises a function by maximising, again and again, its linearisation less a Bregman divergence that
+keeps the next point near the last one (Eq. 1). Off-policy, the states come from a replay buffer D, in place of
+the uniform distribution over states that the theory asks for (Eq. 4), and the next policy is (Eq. 10)
 
     theta_{k+1} = argmax_theta E_{s ~ D} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
@@ -171,8 +171,9 @@ class Agent(nn.Module):
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)
-        self.register_buffer("scale", torch.as_tensor((high - low) / 2), persistent=False)
-        self.register_buffer("shift", torch.as_tensor((high + low) / 2), persistent=False)
+        halves, dtype = dict(scale=high / 2 - low / 2, shift=high / 2 + low / 2), torch.get_default_dtype()
+        for name, value in halves.items():
+            self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
 
     def actor(self):
         """The policy as a function of numpy arrays: for one observation five times faster than torch.
@@ -332,7 +333,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     if checkpoint and goes_on:
         saved = checkpoint["args"] | dict(resume=args.resume, evaluate=args.evaluate)
     args = tyro.cli(Args, args=argv, default=Args(**saved))
-    task = args.env_id.split("/")[-1].rpartition("-v")[0]
+    task = args.env_id.split("/")[-1].split("-v")[0]
     if args.bregman_stepsize is None:
         args.bregman_stepsize = BREGMAN_STEPSIZE.get(task, 0.5)
     for name, value in asdict(args).items():
@@ -367,8 +368,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
-    if not env.action_space.is_bounded():
-        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds.")
+    if not (env.action_space.is_bounded() and (env.action_space.high > env.action_space.low).all()):
+        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds, apart.")
     env.close()
     args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
     return args
@@ -496,6 +497,7 @@ def train(args: Args) -> int:
             action = low + (high - low) * torch.rand(len(low)).numpy()
         else:
             action = policy(obs, torch.randn(len(low)).numpy())
+        action = action.clip(low, high)  # against rounding
         next_obs, reward, terminated, truncated, _ = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
         if not np.isfinite(row).all():

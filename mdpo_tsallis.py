@@ -20,7 +20,8 @@ to the bit; at 1 / t_k = lambda and q_B = q_M the old policy drops out, and it i
 `diff mdpo_offpolicy.py mdpo_tsallis.py` shows what Tsallis adds.
 
 The density of an action of several dimensions is the joint one in the paper (--log-q joint). The authors' release sums
-log_q over the dimensions instead (--log-q per-dimension). They are the same at q = 1 only.
+log_q over the dimensions instead (--log-q per-dimension). They are the same at q = 1 only. Where (q - 1) log pi exceeds
+30 and float32 would soon overflow, log_q goes on as a logarithm: a departure from Eq. 21 that keeps its gradient.
 
 As in mdpo_offpolicy.py an update takes all four gradients at the same parameters, and m steps with pi_k fixed are
 either m updates, one per environment step (--old-policy-interval), or m policy steps within one environment step
@@ -88,9 +89,7 @@ class Args:
     gradient_steps: int = 1  # policy updates per environment step; above 1 it is m of Algorithm 2, and π_k lasts a step
     old_policy_interval: int = 1000  # m, updates for which π_k is kept (with --gradient-steps 1)
     bregman_stepsize: float | None = None  # 1/t_k, constant; default: the paper's for the task, 0.5 for other tasks
-    tsallis_q: float | None = (
-        None  # q in (0, 2] of the Bregman term; default: the paper's best for task and preset, or 1.5
-    )
+    tsallis_q: float | None = None  # q in (0, 2] of the Bregman term; default: the paper's best for the task, or 1.5
     entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP; default: --tsallis-q
     log_q: Literal["joint", "per-dimension"] = "joint"  # of the action's joint density, or summed over its dimensions
 
@@ -178,8 +177,9 @@ class Agent(nn.Module):
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)
-        self.register_buffer("scale", torch.as_tensor((high - low) / 2), persistent=False)
-        self.register_buffer("shift", torch.as_tensor((high + low) / 2), persistent=False)
+        halves, dtype = dict(scale=high / 2 - low / 2, shift=high / 2 + low / 2), torch.get_default_dtype()
+        for name, value in halves.items():
+            self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
 
     def actor(self):
         """The policy as a function of numpy arrays: for one observation five times faster than torch.
@@ -361,7 +361,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     if checkpoint and goes_on:
         saved = checkpoint["args"] | dict(resume=args.resume, evaluate=args.evaluate)
     args = tyro.cli(Args, args=argv, default=Args(**saved))
-    task = args.env_id.split("/")[-1].rpartition("-v")[0]
+    task = args.env_id.split("/")[-1].split("-v")[0]
     if args.bregman_stepsize is None:
         args.bregman_stepsize = BREGMAN_STEPSIZE.get(task, 0.5)
     if args.tsallis_q is None:
@@ -402,8 +402,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
-    if not env.action_space.is_bounded():
-        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds.")
+    if not (env.action_space.is_bounded() and (env.action_space.high > env.action_space.low).all()):
+        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds, apart.")
     env.close()
     args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
     return args
@@ -531,6 +531,7 @@ def train(args: Args) -> int:
             action = low + (high - low) * torch.rand(len(low)).numpy()
         else:
             action = policy(obs, torch.randn(len(low)).numpy())
+        action = action.clip(low, high)  # against rounding
         next_obs, reward, terminated, truncated, _ = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
         if not np.isfinite(row).all():

@@ -1,9 +1,9 @@
 """Soft Actor-Critic (SAC; Haarnoja, Zhou, Abbeel & Levine, 2018) with a V network and a fixed lambda, in one file.
 
 Off-policy MDPO keeps the next policy near the last one, by (1 / t_k) KL(pi_theta || pi_k). SAC keeps it near the
-uniform policy instead, whose KL is minus the entropy: in a soft MDP, where the reward carries lambda times the policy's
-entropy, the next policy is the projection of exp(Q / lambda) / Z on the networks (the MDPO paper's Eqs. 12-13, with
-lambda written out). With a = a_theta(eps, s) reparameterised by noise that is to minimise (Eq. 14)
+uniform policy instead, the KL from which is a constant less the entropy: in a soft MDP, where the reward carries lambda
+times the policy's entropy, the next policy is the projection of exp(Q / lambda) / Z on the networks (the MDPO paper's
+Eqs. 12-13, with lambda written out). With a = a_theta(eps, s) reparameterised by noise that is to minimise (Eq. 14)
 
     mean[ lambda log pi_theta(a) - Q(s, a) ].
 
@@ -156,8 +156,9 @@ class Agent(nn.Module):
         )
         for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
             optimizer.lr.fill_(args.learning_rate)
-        self.register_buffer("scale", torch.as_tensor((high - low) / 2), persistent=False)
-        self.register_buffer("shift", torch.as_tensor((high + low) / 2), persistent=False)
+        halves, dtype = dict(scale=high / 2 - low / 2, shift=high / 2 + low / 2), torch.get_default_dtype()
+        for name, value in halves.items():
+            self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
 
     def actor(self):
         """The policy as a function of numpy arrays: for one observation five times faster than torch.
@@ -346,8 +347,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
     for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
-    if not env.action_space.is_bounded():
-        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds.")
+    if not (env.action_space.is_bounded() and (env.action_space.high > env.action_space.low).all()):
+        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds, apart.")
     env.close()
     args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
     return args
@@ -475,6 +476,7 @@ def train(args: Args) -> int:
             action = low + (high - low) * torch.rand(len(low)).numpy()
         else:
             action = policy(obs, torch.randn(len(low)).numpy())
+        action = action.clip(low, high)  # against rounding
         next_obs, reward, terminated, truncated, _ = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
         if not np.isfinite(row).all():
