@@ -107,3 +107,11 @@ def test_what_both_families_do_is_the_same_in_both():
     names = ("Adam", "refuse", "load_checkpoint", "provenance", "can_compile", "check_finite", "main")
     on_policy, off_policy = blocks("mdpo_onpolicy"), blocks("mdpo_offpolicy")
     assert all(on_policy[name] == off_policy[name] for name in names)
+
+
+@pytest.mark.parametrize("name", [*ON_POLICY, "mdpo_offpolicy", "mdpo_tsallis", "sac"])
+def test_every_flag_has_its_sentence_on_its_own_line_where_help_finds_it(name):
+    text = (ROOT / f"{name}.py").read_text()
+    arguments = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "Args")
+    lines = [text.splitlines()[node.lineno - 1] for node in arguments.body]
+    assert len(lines) > 25 and all(len(line.partition("  # ")[2]) > 10 for line in lines)
