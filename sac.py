@@ -207,7 +207,7 @@ def policy_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
     args = agent.args
     mean, log_std = mean_and_log_std(agent.policy(obs))
     u = mean + torch.exp(log_std) * noise
-    slope = log_slope(u, agent.scale)
+    slope = log_slope(u, torch.ones_like(agent.scale))  # lambda and q are for actions in [-1, 1], whatever the bounds
     log_prob = (gaussian_log_density(noise, log_std) - slope).sum(-1)
     inputs = torch.cat([obs, torch.tanh(u) * agent.scale + agent.shift], -1)
     q1 = agent.q(inputs, agent.q.flat[0].detach()).squeeze(-1)  # its gradient is for the action alone

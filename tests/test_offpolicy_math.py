@@ -211,20 +211,24 @@ def squashed(mean, std, low, high):
     return TransformedDistribution(Normal(mean, std), [TanhTransform(), AffineTransform(shift, scale)])
 
 
+def squashed_log_prob(mean, std, action):
+    """Of the action as a share of its range: the losses' λ and q are for actions in [-1, 1], whatever the bounds."""
+    return squashed(mean, std, LOW, HIGH).log_prob(action) + torch.as_tensor((HIGH - LOW) / 2).log()
+
+
 def test_the_log_density_is_that_of_torchs_tanh_transform(script):
     agent, (batch, noise) = make_agent(script), make_batch()
     obs = batch[:, :OBS]
     _, log_prob, _, inputs, *rest = script.policy_loss(agent, obs, noise)
     mean, log_std = script.mean_and_log_std(agent.policy(obs))
-    policy, action = squashed(mean, log_std.exp(), LOW, HIGH), inputs[:, OBS:]
-    by_dimension = script is tsallis
-    expected = policy.log_prob(action)
+    action, by_dimension = inputs[:, OBS:], script is tsallis
+    expected = squashed_log_prob(mean, log_std.exp(), action)
     torch.testing.assert_close(log_prob, expected if by_dimension else expected.sum(-1), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(inputs[:, :OBS], obs)
     assert (action > torch.as_tensor(LOW)).all() and (action < torch.as_tensor(HIGH)).all()
     if script is not sac:
         old_mean, old_log_std = script.mean_and_log_std(agent.old_policy(obs))
-        expected = squashed(old_mean, old_log_std.exp(), LOW, HIGH).log_prob(action)
+        expected = squashed_log_prob(old_mean, old_log_std.exp(), action)
         torch.testing.assert_close(rest[0], expected if by_dimension else expected.sum(-1), rtol=1e-6, atol=1e-6)
 
 
@@ -321,14 +325,14 @@ def reference(script, agent, batch, noise):
 
     mean, std = distribution(policy)
     new_action = torch.tanh(mean + std * noise) * agent.scale + agent.shift
-    log_pi = squashed(mean, std, LOW, HIGH).log_prob(new_action)
+    log_pi = squashed_log_prob(mean, std, new_action)
     both = torch.cat([obs, new_action], -1)
     q_new = q1(both).squeeze(-1)
     lam = args.entropy_coef
     if script is sac:
         actor, entropy_term = lam * log_pi.sum(-1) - q_new, log_pi.sum(-1)
     else:
-        log_k = squashed(*distribution(as_modules(agent.old_policy)), LOW, HIGH).log_prob(new_action)
+        log_k = squashed_log_prob(*distribution(as_modules(agent.old_policy)), new_action)
         inverse_t = args.bregman_stepsize
         if script is mdpo:
             actor = inverse_t * log_pi.sum(-1) - (inverse_t - lam) * log_k.sum(-1) - q_new
