@@ -28,7 +28,10 @@ with its own noise, and one step of the critic, which here goes along with the p
 
 Where the authors' release and their paper differ, this file follows the paper: no 1e-3 penalty on the policy's outputs,
 and exploration samples the policy where the release plays its mean. Q1 in the policy's loss is the release's choice.
-Beyond both, an episode cut by a time limit is bootstrapped: only a real termination has value zero.
+Beyond both, an episode cut by a time limit is bootstrapped: only a real termination has value zero; and pi_0 is close
+to the uniform policy in every state, as the theory has it, by a small last layer. With a usual one the first pi_k is
+all but deterministic where observations are large (Humanoid's reach the hundreds), the KL from it reaches 1e14, and
+the policy cannot leave it.
 """
 
 import copy
@@ -105,11 +108,13 @@ class MLP(nn.Module):
 
     `copies` networks side by side are the rows of a matrix of parameters, and one batched product evaluates them."""
 
-    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0):
+    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0, last_gain: float = 1.0):
         super().__init__()
         sizes = (inputs, hidden_size, hidden_size, outputs)
         layers = [nn.Linear(*pair) for _ in range(copies or 1) for pair in pairwise(sizes)]
         parts = [p.detach().t() for layer in layers for p in layer.parameters()]
+        for part in parts[-2:]:
+            part.mul_(last_gain)
         self.shapes = [p.shape for p in parts[:6]]
         self.flat = nn.Parameter(torch.cat([p.flatten() for p in parts]).view((copies, -1) if copies else -1))
 
@@ -161,7 +166,7 @@ class Agent(nn.Module):
     def __init__(self, obs_dim: int, low: np.ndarray, high: np.ndarray, args: Args):
         super().__init__()
         self.obs_dim, self.action_dim, self.args = obs_dim, len(low), args
-        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low))
+        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low), last_gain=0.01)  # pi_0: nearly uniform, in any state
         self.q = MLP(obs_dim + len(low), args.hidden_size, 1, copies=2)
         self.v = MLP(obs_dim, args.hidden_size, 1)
         self.old_policy = copy.deepcopy(self.policy).requires_grad_(False)

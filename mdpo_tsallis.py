@@ -27,7 +27,8 @@ As in mdpo_offpolicy.py an update takes all four gradients at the same parameter
 either m updates, one per environment step (--old-policy-interval), or m policy steps within one environment step
 (--gradient-steps, Algorithm 2). This file, too, follows the paper where the release differs: no penalty
 on the policy's outputs, no floor under densities, exploration by sampling. Q1 in the policy's loss is the release's
-choice. An episode cut by a time limit is bootstrapped: only a real termination has value zero.
+choice. An episode cut by a time limit is bootstrapped: only a real termination has value zero. The policy starts close
+to uniform in every state: densities far above 1, to the power q - 1, would be the critic's ruin.
 """
 
 import copy
@@ -111,11 +112,13 @@ class MLP(nn.Module):
 
     `copies` networks side by side are the rows of a matrix of parameters, and one batched product evaluates them."""
 
-    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0):
+    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0, last_gain: float = 1.0):
         super().__init__()
         sizes = (inputs, hidden_size, hidden_size, outputs)
         layers = [nn.Linear(*pair) for _ in range(copies or 1) for pair in pairwise(sizes)]
         parts = [p.detach().t() for layer in layers for p in layer.parameters()]
+        for part in parts[-2:]:
+            part.mul_(last_gain)
         self.shapes = [p.shape for p in parts[:6]]
         self.flat = nn.Parameter(torch.cat([p.flatten() for p in parts]).view((copies, -1) if copies else -1))
 
@@ -167,7 +170,7 @@ class Agent(nn.Module):
     def __init__(self, obs_dim: int, low: np.ndarray, high: np.ndarray, args: Args):
         super().__init__()
         self.obs_dim, self.action_dim, self.args = obs_dim, len(low), args
-        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low))
+        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low), last_gain=0.01)  # pi_0: nearly uniform, in any state
         self.q = MLP(obs_dim + len(low), args.hidden_size, 1, copies=2)
         self.v = MLP(obs_dim, args.hidden_size, 1)
         self.old_policy = copy.deepcopy(self.policy).requires_grad_(False)

@@ -17,7 +17,8 @@ and one step of the critic, which goes along with the m-th of the policy: the fo
 its Algorithm 2.
 
 This is the SAC of the MDPO paper: Q1 in the policy's loss as in its authors' release, and no tuning of lambda. An
-episode cut by a time limit is bootstrapped: only a real termination has value zero.
+episode cut by a time limit is bootstrapped: only a real termination has value zero. As in the rest of the family the
+policy starts close to uniform in every state, by a small last layer.
 """
 
 import copy
@@ -91,11 +92,13 @@ class MLP(nn.Module):
 
     `copies` networks side by side are the rows of a matrix of parameters, and one batched product evaluates them."""
 
-    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0):
+    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0, last_gain: float = 1.0):
         super().__init__()
         sizes = (inputs, hidden_size, hidden_size, outputs)
         layers = [nn.Linear(*pair) for _ in range(copies or 1) for pair in pairwise(sizes)]
         parts = [p.detach().t() for layer in layers for p in layer.parameters()]
+        for part in parts[-2:]:
+            part.mul_(last_gain)
         self.shapes = [p.shape for p in parts[:6]]
         self.flat = nn.Parameter(torch.cat([p.flatten() for p in parts]).view((copies, -1) if copies else -1))
 
@@ -147,7 +150,7 @@ class Agent(nn.Module):
     def __init__(self, obs_dim: int, low: np.ndarray, high: np.ndarray, args: Args):
         super().__init__()
         self.obs_dim, self.action_dim, self.args = obs_dim, len(low), args
-        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low))
+        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low), last_gain=0.01)  # pi_0: nearly uniform, in any state
         self.q = MLP(obs_dim + len(low), args.hidden_size, 1, copies=2)
         self.v = MLP(obs_dim, args.hidden_size, 1)
         self.slow_v = copy.deepcopy(self.v).requires_grad_(False)

@@ -33,7 +33,7 @@ def make_agent(script, low=LOW, high=HIGH, obs_dim=OBS, seed=0, **flags):
         flags = dict(bregman_stepsize=0.5) | flags
     if script is tsallis:
         flags = dict(tsallis_q=1.5, entropy_q=1.3) | flags
-    agent = script.Agent(obs_dim, low, high, script.Args(hidden_size=32, **flags)).double()
+    agent = script.Agent(obs_dim, low, high, script.Args(**dict(hidden_size=32) | flags)).double()
     for net in (agent.slow_v, *([] if script is sac else [agent.old_policy])):
         net.flat += 0.05 * torch.randn_like(net.flat)
     return agent
@@ -272,6 +272,16 @@ def test_the_reparameterised_gradient_is_that_of_finite_differences_with_the_sam
 def test_log_std_is_clipped_to_minus_20_and_2(script):
     mean, log_std = script.mean_and_log_std(torch.tensor([[5.0, -7.0, -50.0, 50.0]]))
     assert mean.tolist() == [[5, -7]] and log_std.tolist() == [[-20, 2]]
+
+
+@pytest.mark.parametrize("preset", ["loaded", "minimal"])
+def test_the_first_policy_is_nearly_the_same_in_every_state_however_large_its_observation(script, preset):
+    """Else the first pi_k is all but deterministic in some states, and the KL from it without bound (on Humanoid)."""
+    agent = make_agent(script, obs_dim=376, **script.PRESETS[preset])
+    with torch.no_grad():
+        mean, log_std = script.mean_and_log_std(agent.policy(100 * torch.randn(1000, 376, dtype=torch.float64)))
+    assert mean.abs().max() < 1 and log_std.abs().max() < 1
+    assert (mean.std(0) > 0).all()  # and yet a policy that listens
 
 
 def test_acting_in_numpy_is_the_policy_in_torch_and_follows_its_parameters(script):

@@ -107,7 +107,7 @@ def test_a_compiled_update_agrees_with_the_eager_one_over_hundreds_of_updates(mo
     for name in ("policy", "q", "v", "slow_v"):
         ours = getattr(compiled, name).flat
         torch.testing.assert_close(getattr(written, name).flat, ours, rtol=1e-5, atol=1e-6, msg=name)
-        assert (getattr(fused, name).flat - ours).abs().median() < 5e-6, name
+        assert (getattr(fused, name).flat - ours).abs().median() < 1e-4, name  # of a way of up to 0.09
     for name, loss in fused_losses.items():
         torch.testing.assert_close(loss, compiled_losses[name], rtol=1e-3, atol=1e-3)
 
