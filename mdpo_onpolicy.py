@@ -463,10 +463,15 @@ def train(args: Args) -> int:
         refuse(f"W&B cannot start: {error}")
     (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
 
+    stop = []  # the first signal lets the iteration end and saves the run, a second of its kind kills
+
     def log(step: int, point: dict[str, float]) -> None:
         point = {name: float(value) for name, value in point.items()}
-        run.log(point | {"global_step": step}, step=step)
         state["points"].append((time.time(), step, point))
+        try:
+            run.log(point | {"global_step": step}, step=step)
+        except ConnectionError:  # W&B's process is gone: SLURM or a shutdown sends SIGTERM to all processes at once
+            stop.append(signal.SIGTERM)
 
     def save() -> None:
         """Write under another name and rename: a kill at any instant leaves the old checkpoint or the new one, whole.
@@ -482,7 +487,6 @@ def train(args: Args) -> int:
     for _, step, point in points:
         log(step, point)
     save()
-    stop = []  # the first signal lets the iteration end and saves the run, a second of its kind kills
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda n, _: (stop.append(n), signal.signal(n, signal.SIG_DFL)))
     observations, next_observations = np.zeros((2, T, N, *obs_space.shape), obs_space.dtype)
@@ -563,7 +567,10 @@ def train(args: Args) -> int:
     bar.close()
     envs.close()
     status = 128 + stop[0] if state["iteration"] < K else 0
-    run.finish(exit_code=status)
+    try:
+        run.finish(exit_code=status)
+    except ConnectionError:
+        status = 128 + signal.SIGTERM  # also at the end of training: what W&B missed, a resume logs again
     if status == 0:
         (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
     else:

@@ -46,17 +46,29 @@ class Recorder:
         pass
 
 
+class Dying(Recorder):
+    """The same, but W&B's process dies after three points."""
+
+    def log(self, point: dict, step: int) -> None:
+        if len(self.points) == 3:
+            raise ConnectionResetError
+        super().log(point, step)
+
+    def finish(self, **_) -> None:
+        raise ConnectionResetError
+
+
 @pytest.fixture
 def in_process(monkeypatch, tmp_path):
     """main() in this process and in tmp_path, W&B replaced by a list unless record=False."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def run(module, *flags, record: bool = True) -> SimpleNamespace:
+    def run(module, *flags, record: bool = True, recorder=Recorder) -> SimpleNamespace:
         runs = []
         with monkeypatch.context() as patch:
             if record:
-                patch.setattr("wandb.init", lambda **settings: runs.append(Recorder(**settings)) or runs[0])
+                patch.setattr("wandb.init", lambda **settings: runs.append(recorder(**settings)) or runs[0])
             status = module.main([str(flag) for flag in flags])
             wandb.teardown()  # its service keeps the working directory of its first run
         return SimpleNamespace(status=status, **vars(runs[0] if runs else SimpleNamespace(points=[], config={})))

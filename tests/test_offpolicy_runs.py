@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, contents, finish, history, records, start, timeless
+from conftest import ROOT, Dying, contents, finish, history, records, start, timeless
 from toy_envs import Toy
 
 import mdpo_offpolicy as mdpo
@@ -410,6 +410,26 @@ def test_a_signal_stops_a_run_with_a_checkpoint_to_resume_from(name, number, tmp
     step = load()["state"]["iteration"]
     resumed = in_process(sys.modules[name], "--resume", "--run-name", "r", "--total-timesteps", step + 100)
     assert resumed.status == 0 and resumed.points[-1]["global_step"] == step + 100
+
+
+def test_a_run_whose_wandb_process_dies_stops_with_a_checkpoint_and_loses_no_point(script, in_process):
+    """SLURM sends SIGTERM to all processes of a job: the script's own handler may come too late."""
+    died = in_process(script, *SHORT, recorder=Dying)
+    assert died.status == 143 and len(died.points) == 3 and not Path("runs/r/finished").exists()
+    carried = torch.load("runs/r/checkpoint.pt", weights_only=True)["state"]["points"]
+    resumed = in_process(script, *SHORT, "--resume")
+    assert resumed.status == 0 and Path("runs/r/finished").exists()
+    assert timeless(resumed.points[:3]) == timeless(died.points)
+    assert [p["global_step"] for p in resumed.points[: len(carried)]] == [step for _, step, _ in carried]
+    assert len(carried) > 3  # with those that W&B did not take
+
+
+def test_a_run_whose_wandb_process_dies_at_its_end_is_not_finished(script, in_process):
+    in_process(script, *SHORT)
+    Path("runs/r/finished").unlink()
+    assert in_process(script, *SHORT, "--resume", recorder=Dying).status == 143
+    assert not Path("runs/r/finished").exists()
+    assert in_process(script, *SHORT, "--resume").status == 0
 
 
 @pytest.mark.parametrize("fault", ["toy_envs:NanObservation-v0", "toy_envs:InfiniteReward-v0", "losses/vf_loss"])

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHORT, TESTS, contents, finish, history, records, start, timeless
+from conftest import ROOT, SHORT, TESTS, Dying, contents, finish, history, records, start, timeless
 from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import Toy
 
@@ -285,6 +285,26 @@ def half_a_save(state, file, *rest):
 torch.save = half_a_save
 script.main(sys.argv[1:])
 """
+
+
+def test_a_run_whose_wandb_process_dies_stops_with_a_checkpoint_and_loses_no_point(script, in_process):
+    """SLURM sends SIGTERM to all processes of a job: the script's own handler may come too late."""
+    died = in_process(script, *SHORT, recorder=Dying)
+    assert died.status == 143 and len(died.points) == 3 and not Path("runs/r/finished").exists()
+    carried = torch.load("runs/r/checkpoint.pt", weights_only=True)["state"]["points"]
+    resumed = in_process(script, *SHORT, "--resume")
+    assert resumed.status == 0 and Path("runs/r/finished").exists()
+    assert timeless(resumed.points[:3]) == timeless(died.points)
+    assert [p["global_step"] for p in resumed.points[: len(carried)]] == [step for _, step, _ in carried]
+    assert len(carried) > 3  # with those that W&B did not take
+
+
+def test_a_run_whose_wandb_process_dies_at_its_end_is_not_finished(script, in_process):
+    in_process(script, *SHORT)
+    Path("runs/r/finished").unlink()
+    assert in_process(script, *SHORT, "--resume", recorder=Dying).status == 143
+    assert not Path("runs/r/finished").exists()
+    assert in_process(script, *SHORT, "--resume").status == 0
 
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, in_process):
