@@ -21,7 +21,7 @@ OWN_FLAGS = {  # fields of Args, some of them only with another default or descr
     "trpo": {"max_kl", "cg_iterations", "cg_damping", "natural_steps"},
     "ppo": {"clip_coef", "update_epochs", "minibatch_size"},
 }
-DIFFERING_FLAGS = {"learning_rate", "critic_epochs", "critic_minibatch_size"}
+DIFFERING_FLAGS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}
 OWN_IMPORTS = {"from collections.abc import Callable"}
 POLICY_OPTIMISER = ("policy_optimizer", "critic_optimizer = Adam", "policy_step")  # lines of Agent that name these
 

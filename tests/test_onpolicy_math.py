@@ -311,7 +311,7 @@ def test_mdpos_steps_use_the_whole_batch_and_the_annealed_stepsize(in_process, m
 
     monkeypatch.setattr(mdpo, "policy_step", spy)
     flags = dict(env_id="Toy-v0", run_name="r", num_steps=64, num_envs=2, total_timesteps=512, sgd_steps=3)
-    points = in_process(mdpo, *(f"--{name}={value}" for name, value in flags.items())).points
+    points = in_process(mdpo, *(f"--{name}={value}" for name, value in flags.items()), "--anneal-lr").points
     t = [1, 3 / 4, 2 / 4, 1 / 4]
     assert calls == [(128, pytest.approx(1 / t_k)) for t_k in t for _ in range(3)]
     assert [p["charts/t_k"] for p in points if "charts/t_k" in p] == t

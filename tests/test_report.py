@@ -19,6 +19,7 @@ from conftest import ROOT, SHORT, contents, finish, history, start
 
 import mdpo_onpolicy as mdpo
 import mdpo_tsallis
+import ppo
 import report
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -241,7 +242,8 @@ def test_a_variant_is_what_the_script_would_not_do_by_itself():
 
     assert named(mdpo, "--seed", "3", "--total-timesteps", "4096", "--run-name", "x", "--no-cuda", "--compile") == ""
     assert named(mdpo, "--preset", "minimal", "--wandb-group", "g", "--checkpoint-interval", "7") == ""
-    assert named(mdpo, "--no-anneal-lr") == "anneal_lr=False"
+    assert named(mdpo, "--anneal-lr") == "anneal_lr=True"
+    assert named(ppo, "--no-anneal-lr") == "anneal_lr=False"
     assert named(mdpo, "--preset", "minimal", "--anneal-lr", "--sgd-steps", "10") == "anneal_lr=True sgd_steps=10"
     assert named(mdpo_tsallis, "--preset", "minimal") == ""
     assert named(mdpo_tsallis, "--tsallis-q", "1.5") == "tsallis_q=1.5"  # and entropy_q, which follows it
