@@ -64,6 +64,9 @@ done
 for seed in "${seeds[@]}"; do
   [[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || refuse "SEEDS must be whole numbers such as 1 2 3, and $seed is not."
 done
+for variable in ALGO ENV_ID SEED; do
+  [[ ! ${!variable-} ]] || refuse "$variable is set, but it is ALGOS, ENVS and SEEDS that this script reads."
+done
 for variable in STEPS WORKERS; do
   [[ ${!variable} =~ ^([1-9][0-9]{0,14})?$ ]] || refuse "$variable must be a positive whole number, not ${!variable}."
 done
@@ -76,33 +79,37 @@ done
 slug="${extra[*]}" slug=${slug#"${slug%%[!-]*}"} slug=${slug// --/_} slug=${slug//[^A-Za-z0-9._-]/-}
 ((${#slug} <= 70)) || refuse "EXTRA is too long to be part of a name (70 characters)."
 python=$(command -v "$PYTHON") || refuse "there is no $PYTHON: set PYTHON, or activate the virtual environment."
-problem=$("$python" - "${envs[@]}" 2>&1 <<'END'
-import sys
+here=$(dirname "$0")/ here=${here#./}
+# The scripts say best what they cannot do: unknown tasks and flags, numbers out of range, missing packages.
+problem=$("$python" - "${here:-.}" "${algos[*]}" "${envs[*]}" ${PRESET:+--preset "$PRESET"} \
+  ${STEPS:+--total-timesteps "$STEPS"} "${extra[@]}" 2>&1 <<'END'
+import sys, warnings
 from importlib import import_module
 from importlib.util import find_spec
+folder, algos, envs, *flags = sys.argv[1:]
 missing = [name for name in "gymnasium mujoco numpy torch tqdm tyro wandb".split() if not find_spec(name)]
 if missing:
     sys.exit(f"{sys.executable} has no {', '.join(missing)}: `pip install .` installs what is needed.")
-import gymnasium
-for env_id in sys.argv[1:]:
-    module, _, name = env_id.rpartition(":")
-    try:
-        module and import_module(module)
-        gymnasium.spec(name)
-    except Exception as error:
-        sys.exit(f"Gymnasium cannot make {env_id}: {error}")
+sys.path.insert(0, folder)
+for algo in algos.split():
+    sys.argv[0], script = f"{algo}.py", import_module(algo)
+    warnings.simplefilter("ignore")
+    for env_id in envs.split():
+        script.parse_args(["--env-id", env_id, *flags])
 END
-) || refuse "${problem##*$'\n'}"
+) || refuse "$problem"
 
 # ----------------------------------------------------------------------------------- the runs, and which to start here
-declare -A elsewhere=() # name of a run -> who has it, instead of us
+declare -A queued=() elsewhere=() # name of a run -> who has it; elsewhere: of the runs asked for, instead of us
 if [[ -d runs/slurm ]] && command -v squeue >/dev/null; then
   queue=$(squeue --me --noheader --array --format="%j %K") || refuse "squeue does not say what is still queued."
   while read -r job index; do # an array is named after its list of runs; lists of other folders are not here
     [[ -f runs/slurm/$job ]] || continue
     mapfile -t -s "$index" -n 1 run <"runs/slurm/$job"
-    [[ ${run[0]-} =~ --run-name\ ([^ ]+) ]] && elsewhere[${BASH_REMATCH[1]}]="it is in SLURM's queue, array $job"
+    [[ ${run[0]-} =~ --run-name\ ([^ ]+) ]] && queued[${BASH_REMATCH[1]}]="it is in SLURM's queue, array $job"
   done <<<"$queue"
+elif [[ -d runs/slurm ]]; then
+  echo "warning: runs/slurm has job arrays, and without squeue this machine cannot tell which are still at work." >&2
 fi
 # A job first leaves a file NAME.pid-HOST-PID and then looks for others': two calls of this script never train the same
 # run, nor does a call train what another left running when it was killed.
@@ -129,7 +136,7 @@ progress() { # NAME: sets $progress to the steps that its log last told of
 }
 
 names=() commands=() algo_of=() steps_of=() at=() # of each run to start; at: the steps that it has made
-here=$(dirname "$0")/ here=${here#./} total=0 done=0 all=" "
+total=0 done=0 all=" "
 ((SLURM)) && python=$(realpath -s "$python") || python=$PYTHON # a cluster's node may have another PATH
 for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithms and tasks
   for env in "${envs[@]}"; do
@@ -150,8 +157,8 @@ for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithm
       if finished "$name" "$steps"; then
         done=$((done + 1))
         ((!DRY_RUN)) || echo "# finished: $name"
-      elif [[ ${elsewhere[$name]-} ]] || claimed "$name"; then
-        elsewhere[$name]=${elsewhere[$name]-$who}
+      elif who=${queued[$name]-} && [[ $who ]] || claimed "$name"; then
+        elsewhere[$name]=$who
         echo "not started: $name: ${elsewhere[$name]}" >&2
       else
         printf -v command ' %q' "${words[@]}"
@@ -168,16 +175,17 @@ if ((${#names[@]} == 0)); then
   exit
 fi
 
+((DRY_RUN)) || { mkdir -p runs && [[ -w runs ]]; } || refuse "cannot write to the folder runs here."
+
 # ------------------------------------------------------------------------------------------------------------- SLURM
-batch_script() { # NAME
-  echo "#!/usr/bin/env bash"
-  printf '#SBATCH %s\n' --job-name="$1" --array="0-$((${#names[@]} - 1))${WORKERS:+%$WORKERS}" --ntasks=1 \
-    --cpus-per-task=1 --mem="${MEM:-4G}" ${TIME:+--time="$TIME"} ${PARTITION:+--partition="$PARTITION"} \
-    ${GPUS:+--gres=gpu:"$GPUS"} --requeue --signal=B:USR1@120 --open-mode=append --output="runs/slurm/%x_%a.log"
+batch_script() {
+  printf '#!/usr/bin/env bash\n'
+  printf '#SBATCH %s\n' "${options[@]}"
   cat <<'END'
 mapfile -t -s "$SLURM_ARRAY_TASK_ID" -n 1 run <"runs/slurm/$SLURM_JOB_NAME"
 [[ ${run[0]-} =~ --run-name\ ([^ ]+) ]] || exit 1
-exec >>"runs/${BASH_REMATCH[1]}.log" 2>&1
+name=${BASH_REMATCH[1]} start=$(mktemp)
+exec >>"runs/$name.log" 2>&1
 printf '\n=== %s, job %s, restart %s: %s\n' "$(date)" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "${run[0]}"
 set -m # else a process in the background ignores SIGINT
 eval "exec env ${run[0]}" &
@@ -191,13 +199,18 @@ trap 'requeue=; tell' TERM  # SLURM itself requeues what it preempts, and what i
 while kill -0 "$python" 2>/dev/null; do wait "$python"; done # a trap ends a wait early
 wait "$python"
 status=$?
-[[ $requeue && $status -ge 128 ]] && scontrol requeue "$SLURM_JOB_ID" # but not what is finished or has failed
+# Not what is finished or has failed, nor what would come back for ever, as the time does not reach a checkpoint.
+[[ $requeue && $status -ge 128 && runs/$name/checkpoint.pt -nt $start ]] && scontrol requeue "$SLURM_JOB_ID"
+rm "$start"
 exit "$status"
 END
 }
 if ((SLURM)); then
   array=mdpo-$(date +%Y%m%d-%H%M%S)-$$
-  ((!DRY_RUN)) || { printf '# %s\n' "${commands[@]}" && batch_script "$array" && exit; }
+  options=(--job-name="$array" --array="0-$((${#names[@]} - 1))${WORKERS:+%$WORKERS}" --ntasks=1 --cpus-per-task=1
+    --mem="${MEM:-4G}" ${TIME:+--time="$TIME"} ${PARTITION:+--partition="$PARTITION"} ${GPUS:+--gres=gpu:"$GPUS"}
+    --requeue --signal=B:USR1@120 --open-mode=append --output="runs/slurm/%x_%a.log")
+  ((!DRY_RUN)) || { printf '# %s\n' "${commands[@]}" && batch_script && exit; }
   command -v sbatch >/dev/null || refuse "there is no sbatch here: SLURM=1 is for a cluster's login node."
   while read -r key _ limit; do
     [[ $key != MaxArraySize ]] || ((${#names[@]} <= limit)) ||
@@ -205,17 +218,18 @@ if ((SLURM)); then
   done < <(scontrol show config)
   mkdir -p runs/slurm
   printf '%s\n' "${commands[@]}" >"runs/slurm/$array"
-  batch_script "$array" >"runs/slurm/$array.sh"
-  job=$(sbatch --parsable "runs/slurm/$array.sh") || { rm "runs/slurm/$array"*; refuse "sbatch refused the job."; }
+  batch_script >"runs/slurm/$array.sh"
+  # Once more as arguments: SBATCH_* variables win over the lines in a script, but not over these.
+  job=$(sbatch --parsable "${options[@]}" "runs/slurm/$array.sh") || { rm "runs/slurm/$array"*; refuse "sbatch refused the job."; }
   echo "Submitted ${#names[@]} runs as job array $job, $done of $total are finished. See: squeue --me; tail runs/*.log"
   exit
 fi
 
 # ------------------------------------------------------------------------------------------------------ this machine
 ((!DRY_RUN)) || { printf '%s\n' "${commands[@]}" && exit; }
-workers=${WORKERS:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)} # else nproc obeys these
-declare -A pids=() failed=() told=() ended=()    # by the index of a run
-declare -A made=([all]=0) spent=([all]=0) seen=() # steps and seconds of an algorithm in this call; when a run was seen
+workers=${WORKERS:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)}
+pids=() failed=() told=() ended=() seen=()  # by the index of a run; seen: when its progress was
+declare -A made=([all]=0) spent=([all]=0) # steps and seconds of an algorithm in this call
 next=0 stop=0 stopped_at=0 kill_now=0 shown='' shown_at=0
 [[ -t 1 ]] && tty=1 || tty=0
 
@@ -226,6 +240,7 @@ on_signal() { # NUMBER: the loop below passes it on, so that each job gets it on
 trap 'on_signal 1' HUP
 trap 'on_signal 2' INT
 trap 'on_signal 15' TERM
+trap : PIPE # Ctrl-C also ends a `tee` behind this script, which must not leave its jobs for that
 
 launch() { # INDEX
   local name=${names[$1]} claim
@@ -286,10 +301,9 @@ show() { # one line: rewritten on a terminal, else printed when there is news an
   [[ $counts != "$shown" ]] || ((SECONDS >= shown_at + (tty ? 10 : 600))) || return
   shown=$counts shown_at=$SECONDS
   time_left
-  ((tty)) && printf '\r\e[K%s' "$counts, $time" || echo "$counts, $time"
+  ((tty)) && printf '\r\e[K%s' "$counts, $time" || echo "$counts, $time" 2>/dev/null
 }
 
-mkdir -p runs
 while :; do
   for i in "${!pids[@]}"; do
     kill -0 "${pids[$i]}" 2>/dev/null && continue
@@ -304,7 +318,7 @@ while :; do
     for i in "${!pids[@]}"; do
       ((!kill_now)) || kill -KILL -- "-${pids[$i]}" 2>/dev/null
       [[ ${told[$i]-} ]] || kill -TERM "${pids[$i]}" 2>/dev/null
-      told[$i]=1
+      told[i]=1
     done
   fi
   ((${#pids[@]})) || break
@@ -319,5 +333,5 @@ for i in "${!failed[@]}"; do
   tail -c 2000 "runs/${names[$i]}.log" | tr '\r' '\n' | tail -n 12 | while IFS= read -r line; do echo "    $line"; done
 done >&2
 echo "$done of $total runs are finished."
-((!stop)) || { echo "Stopped; the same command goes on from the checkpoints." >&2 && exit $((128 + stop)); }
+((!stop)) || { echo "Stopped; the same command goes on from the checkpoints." >&2; exit $((128 + stop)); }
 ((done == total))

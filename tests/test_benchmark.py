@@ -34,7 +34,11 @@ class Held(gym.Env):
     def step(self, action):
         time.sleep(0.02 * os.path.exists("hold"))
         return self.observation_space.sample(), float(action[0]), False, False, {}
+class Broken(Held):
+    def __init__(self):
+        assert "SLURM_JOB_ID" not in os.environ, "broken on the node"
 gym.register("Held-v0", Held, max_episode_steps=50)
+gym.register("Broken-v0", Broken, max_episode_steps=50)
 """
 HELD_RUNS = dict(ENVS="held:Held-v0", ALGOS="ppo", STEPS=3840, WANDB_MODE="offline")
 HELD_RUNS["EXTRA"] = "--num-steps 128 --checkpoint-interval 128 --no-compile"
@@ -150,6 +154,10 @@ def test_the_shell_scripts_are_clean(tmp_path):
         (dict(EXTRA="--gamma 0.9 --total_timesteps=5"), "EXTRA must not hold --total-timesteps"),
         (dict(EXTRA="--gamma " + 99 * "9"), "EXTRA is too long"),
         (dict(ENVS="Hopper-v4 Hoper-v4"), "Gymnasium cannot make Hoper-v4"),
+        (dict(ENVS="CartPole-v1"), "CartPole-v1 has actions Discrete(2)"),
+        (dict(EXTRA="--gamma 1.5"), "--gamma must lie in (0, 1], and 1.5 does not"),
+        (dict(STEPS="512"), "--total-timesteps must be at least one rollout"),
+        (dict(SEED="3"), "SEED is set, but it is ALGOS, ENVS and SEEDS that this script reads"),
         (dict(PYTHON="python0"), "there is no python0"),
     ],
 )
@@ -158,6 +166,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(variables, sentence,
     assert process.returncode == 2 and process.stdout == ""
     assert sentence in process.stderr and len(process.stderr.splitlines()) == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_a_mistyped_flag_is_refused_in_the_scripts_own_words(tmp_path):
+    process = benchmark(cwd=tmp_path, ALGOS="ppo", EXTRA="--gama 0.9")
+    assert process.returncode == 2 and "--gama" in process.stderr and "ppo.py --help" in process.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(stub, tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    process = benchmark(cwd=tmp_path, PYTHON=stub, ALGOS="ppo", ENVS="Hopper-v4")
+    assert process.returncode == 2 and "cannot write to the folder runs" in process.stderr and not calls(tmp_path)
 
 
 def test_arguments_and_a_python_without_the_dependencies_are_refused(tmp_path):
@@ -199,11 +219,11 @@ def test_the_variables_choose_a_part_of_the_grid(tmp_path):
     assert [run.exp_name for run in runs] == list(ALGOS[:3])
     runs = [parsed(line) for line in benchmark(PRESET="minimal", **one).stdout.splitlines()]
     assert [run.exp_name for run in runs] == list(ALGOS)
-    variant = dict(ALGOS="mdpo_tsallis", STEPS=5000, EXTRA="--tsallis-q 1.5 --no-cuda --log-q=joint --no-compile")
+    variant = dict(ALGOS="mdpo_tsallis", STEPS=50000, EXTRA="--tsallis-q 1.5 --no-cuda --log-q=joint --no-compile")
     (line,) = benchmark(WANDB_PROJECT="a b", WANDB_MODE="online", **variant, **one).stdout.splitlines()
     run, slug = parsed(line), "tsallis-q-1.5_no-cuda_log-q-joint_no-compile"
-    assert (run.tsallis_q, run.cuda, run.compile, run.total_timesteps) == (1.5, False, False, 5000)
-    assert run.run_name == f"Hopper-v4__mdpo_tsallis__loaded__5000__3__{slug}"
+    assert (run.tsallis_q, run.cuda, run.compile, run.total_timesteps) == (1.5, False, False, 50000)
+    assert run.run_name == f"Hopper-v4__mdpo_tsallis__loaded__50000__3__{slug}"
     assert run.wandb_group == f"mdpo_tsallis__loaded__Hopper-v4__{slug}"
     assert (run.wandb_project, run.wandb_mode) == ("a b", "online")
 
@@ -228,6 +248,36 @@ def test_the_dry_run_is_what_runs_and_nothing_runs_twice(stub, tmp_path):
     assert len(calls(tmp_path)) == 25 and not list(tmp_path.glob("runs/*.pid-*"))
 
 
+@pytest.mark.parametrize("reader", ["head -n 1", "true"])
+def test_a_reader_that_goes_away_ends_no_job(reader, stub, tmp_path):
+    """Ctrl-C also kills the `tee` behind this script. (subprocess gives its child the usual SIGPIPE.)"""
+    grid = dict(PYTHON=stub, ALGOS="ppo", ENVS="Hopper-v4", SEEDS="1 2 3", WORKERS=1, NAP=1)
+    piped = ["bash", "-c", f"{shlex.quote(SCRIPT)} 2>&1 | {reader}; exit ${{PIPESTATUS[0]}}"]
+    process = subprocess.run(piped, cwd=tmp_path, env=settings(**grid), capture_output=True, timeout=60)
+    assert process.returncode == 0 and len(calls(tmp_path, "end")) == 3
+    assert not list(tmp_path.glob("runs/*.pid-*"))
+
+
+def test_what_slurm_has_is_not_started_here(stub, tmp_path, monkeypatch):
+    """Also with runs in the queue that were not asked for: they do not count."""
+    grid = dict(PYTHON=stub, ALGOS="ppo", ENVS="Hopper-v4", SEEDS="1 2", WORKERS=1)
+    lines = benchmark(cwd=tmp_path, DRY_RUN=1, **grid).stdout.splitlines()
+    lines += [line.replace("__ppo__", "__sac__") for line in lines] * 3
+    (tmp_path / "runs/slurm").mkdir(parents=True)
+    (tmp_path / "runs/slurm/mdpo-1").write_text("\n".join(lines) + "\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\nfor i in 1 2 3 4 5; do echo mdpo-1 $i; done\necho other 0\n")
+    (tmp_path / "bin/squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    process = benchmark(cwd=tmp_path, **grid)
+    assert process.returncode == 1 and "1 of 2 runs are finished" in process.stdout
+    assert "0 done, 1 running, 0 failed, 0 to go" in process.stdout
+    assert (
+        "not started: Hopper-v4__ppo__loaded-gae__10000000__2: it is in SLURM's queue, array mdpo-1" in process.stderr
+    )
+    assert [re.search(r"--seed (\d)", call[3])[1] for call in calls(tmp_path)] == ["1"]
+
+
 def test_the_time_left_is_about_right(stub, tmp_path):
     grid = dict(PYTHON=stub, SEEDS=" ".join(map(str, range(1, 101))), ENVS="Hopper-v4", ALGOS="ppo", WORKERS=2, NAP=3)
     process = subprocess.Popen(SCRIPT, cwd=tmp_path, env=settings(**grid), stdout=subprocess.PIPE, text=True)
@@ -244,16 +294,16 @@ def test_the_time_left_is_about_right(stub, tmp_path):
 
 
 def test_a_failing_job_stops_no_other_and_is_named(tmp_path):
-    # A flag that TRPO does not have.
     grid = dict(ENVS="InvertedPendulum-v4", ALGOS="trpo ppo", STEPS=512, WORKERS=2)
-    grid["EXTRA"] = "--num-steps 256 --minibatch-size 64 --no-compile"
-    names = [f"InvertedPendulum-v4__{algo}__loaded-gae__512__1__num-steps-256_minibatch-size-64_no-compile" for algo in
-             ("trpo", "ppo")]  # fmt: skip
+    grid["EXTRA"] = "--num-steps 256 --no-compile"
+    names = [f"InvertedPendulum-v4__{algo}__loaded-gae__512__1__num-steps-256_no-compile" for algo in ("trpo", "ppo")]
+    (tmp_path / "runs" / names[0]).mkdir(parents=True)
+    (tmp_path / "runs" / names[0] / "checkpoint.pt").write_text("no checkpoint")
     process = benchmark(cwd=tmp_path, SEEDS=1, **grid)
     assert process.returncode == 1
     assert "1 of 2 runs are finished." in process.stdout and "0 running, 1 failed" not in process.stdout.split("\n")[0]
     assert f"failed: {names[0]}, exit status 2; the end of runs/{names[0]}.log:" in process.stderr
-    assert "Unrecognized options: --minibatch-size" in process.stderr and names[1] not in process.stderr
+    assert "checkpoint.pt cannot be used here" in process.stderr and names[1] not in process.stderr
     assert (tmp_path / "runs" / names[1] / "finished").read_text() == "512\n"
     assert history(tmp_path / "runs" / names[1])[-1]["global_step"] == 512
     log = (tmp_path / "runs" / f"{names[1]}.log").read_text()

@@ -123,7 +123,9 @@ def test_a_preempted_array_and_one_at_its_time_limit_finish_from_their_checkpoin
     # A minute, and the warning comes two minutes ahead: at the controller's first look, within half a minute.
     high = dict(ALGOS="sac", ENVS="held:Held-v0", STEPS=2500, SEEDS=1, PARTITION="high", TIME=1, cwd=tmp_path)
     high["EXTRA"] = "--learning-starts 64 --batch-size 64 --hidden-size 8 --no-compile"
-    preempted, limited, failing = submit(**low), submit(**high), submit(**(high | dict(EXTRA="--gamma 2")))
+    monkeypatch.setenv("SBATCH_JOB_NAME", "another")  # must not win over what is asked for
+    monkeypatch.setenv("SBATCH_PARTITION", "high")
+    preempted, limited, failing = submit(**low), submit(**high), submit(**(high | dict(ENVS="held:Broken-v0")))
 
     # Again, on the cluster or on this machine: nothing that is queued is started.
     for slurm in (0, 1):
