@@ -21,11 +21,12 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import warnings
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -75,7 +76,7 @@ PAPER = {
         "HumanoidStandup": ((131702, 7203), (138157, 8983, 1.2), (142774, 4864)),
     },
 }
-PAPER_STEPS = {"on-policy": "10M", "off-policy": "1M"}
+PAPER_HEADER = {"on-policy": "paper, 10M steps, n = 5", "off-policy": "paper, n = 5"}  # it names no off-policy length
 TASKS = tuple(PAPER["on-policy", "minimal"])
 COLUMNS = "algo preset variant env_id seed steps final_return episodes sps commit versions status reason started run"
 CURVE_COLUMNS = "run algo preset variant env_id seed step return episodes"
@@ -87,7 +88,7 @@ class Args:
     runs: tuple[Path, ...] = (Path("runs"),)  # folders that hold runs
     wandb: str = ""  # ENTITY/PROJECT: read the runs of this W&B project instead
     out: Path = Path("results")  # folder to write to
-    steps: int | None = None  # length of the runs in the tables; default: each family and preset's most common
+    steps: int | None = None  # length of the runs in the tables; default: each task's most common in its table
     from_results: bool = False  # read runs.csv and curves.csv.gz in --out instead of runs
     cache: bool = True  # believe what an earlier call read of runs that have not changed since
 
@@ -96,6 +97,13 @@ def refuse(sentence: str) -> NoReturn:
     """Input that cannot work: a plain sentence, and exit status 2."""
     print(f"error: {sentence}", file=sys.stderr)
     sys.exit(2)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Under another name, and renamed when whole: a crash leaves no half of a file."""
+    half = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    half.write_bytes(content)
+    half.replace(path)
 
 
 # ---------------------------------------------------------------------------------------------------- reading runs
@@ -132,7 +140,7 @@ def is_ours(config: dict) -> bool:
 
 def summarize(points: list[tuple], config: dict) -> dict:
     """The score, the curve in bins, and where the log has a hole: what is kept of a run's points."""
-    episodes = [(step, total) for step, total, _ in points if total is not None]
+    episodes = [(step, float(total)) for step, total, _ in points if total is not None]  # W&B has "NaN" for NaN
     steps, bins = config["total_timesteps"], {}
     for step, total in episodes:
         bins.setdefault((step * BINS - 1) // steps, []).append(total)  # ends in the bin, its last step included
@@ -144,7 +152,7 @@ def summarize(points: list[tuple], config: dict) -> dict:
     return dict(
         episodes=len(episodes),
         final_return=round(float(np.mean([total for _, total in episodes[-100:]])), 2) if episodes else None,
-        sps=round(float(np.median([speed for *_, speed in points if speed is not None])), 1) if logged[1:] else None,
+        sps=round(float(np.median([float(x) for *_, x in points if x is not None])), 1) if logged[1:] else None,
         last=points[-1][0] if points else 0,
         hole=holes[0] if holes else None,
         curve=[(round((i + 0.5) * steps / BINS), round(float(np.mean(x)), 2), len(x)) for i, x in sorted(bins.items())],
@@ -177,13 +185,21 @@ def read_run(folder: Path, use_cache: bool) -> dict:
     if is_ours(run["config"]):
         run |= summarize(points, run["config"])
     if not all(readable for *_, readable in segments):
-        return run  # this may pass: it is not for the cache
+        return run | dict(unreadable=True)  # this may pass: it is not for the cache
     with suppress(OSError):  # a folder that cannot be written to is read without a cache
         kept.parent.mkdir(exist_ok=True)
-        half = kept.with_suffix(f".{os.getpid()}.tmp")  # renamed when whole: a crash leaves no half of a cache
-        half.write_text(json.dumps(run))
-        half.replace(kept)
+        write(kept, json.dumps(run).encode())
     return run
+
+
+def guarded(read, run) -> dict:
+    """What `read` makes of a run. An error that nobody expected is this run's, and does not end the report."""
+    try:
+        return read(run)
+    except wandb.Error:
+        raise  # W&B's server does not answer
+    except Exception as error:
+        return dict(run=run.name, started="", config={}, commits=[], finished=None, error=repr(error))
 
 
 def read_folders(folders: tuple[Path, ...], use_cache: bool) -> list[dict]:
@@ -193,28 +209,32 @@ def read_folders(folders: tuple[Path, ...], use_cache: bool) -> list[dict]:
     runs = [p for f in folders for p in sorted(f.iterdir()) if (p / "wandb").is_dir() or (p / "args.json").is_file()]
     if not runs:
         refuse(f"no runs in {', '.join(map(str, folders))}: ./benchmark.sh, or any of the six scripts, makes some.")
+    read = partial(guarded, partial(read_run, use_cache=use_cache))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(progress(pool.map(partial(read_run, use_cache=use_cache), runs), total=len(runs)))
+        return list(progress(pool.map(read, runs), total=len(runs)))
+
+
+def read_online_run(run) -> dict:
+    """W&B itself has joined the segments of a resumed one."""
+    config = {key: value for key, value in run.config.items() if key[0] != "_"}
+    # A scan gives the points that have all of its keys: one for episodes, one for what is logged in between.
+    episodes = run.scan_history(keys=["global_step", "charts/episodic_return"])
+    points = [(row["global_step"], row["charts/episodic_return"], None) for row in episodes]
+    speeds = run.scan_history(keys=["global_step", "charts/SPS"])
+    points += [(row["global_step"], None, row["charts/SPS"]) for row in speeds]
+    record = dict(run=run.name, started=run.created_at, config=config, finished=None)
+    record["commits"] = [config["git_commit"]] if config.get("git_commit") else []
+    if is_ours(config):
+        record |= summarize(sorted(points, key=lambda point: point[0]), config)
+        record["finished"] = config["total_timesteps"] if run.state == "finished" else None
+    return record
 
 
 def read_online(path: str) -> list[dict]:
-    """The runs of a W&B project. W&B itself has joined the segments of resumed ones."""
-    runs = []
+    """The runs of a W&B project."""
     try:
         found = wandb.Api().runs(path, lazy=False)
-        for run in progress(found, total=len(found)):
-            config = {key: value for key, value in run.config.items() if key[0] != "_"}
-            # A scan gives the points that have all of its keys: one for episodes, one for what is logged in between.
-            episodes = run.scan_history(keys=["global_step", "charts/episodic_return"])
-            points = [(row["global_step"], row["charts/episodic_return"], None) for row in episodes]
-            speeds = run.scan_history(keys=["global_step", "charts/SPS"])
-            points += [(row["global_step"], None, row["charts/SPS"]) for row in speeds]
-            record = dict(run=run.name, started=run.created_at, config=config, finished=None)
-            record["commits"] = [config["git_commit"]] if config.get("git_commit") else []
-            if is_ours(config):
-                record |= summarize(sorted(points, key=lambda point: point[0]), config)
-                record["finished"] = config["total_timesteps"] if run.state == "finished" else None
-            runs.append(record)
+        runs = [guarded(read_online_run, run) for run in progress(found, total=len(found))]
     except (wandb.Error, ValueError) as error:  # no such project, no account, no network
         refuse(f"W&B has no answer for {path}: {str(error).strip().splitlines()[0]}")
     return runs or refuse(f"W&B project {path} has no runs.")
@@ -222,6 +242,20 @@ def read_online(path: str) -> list[dict]:
 
 def progress(items, total: int):
     return tqdm(items, total=total, unit=" runs", mininterval=0.5 if sys.stderr.isatty() else 60)
+
+
+@contextmanager
+def quiet():
+    """Nothing is printed, not even by MuJoCo's C code, which writes to file descriptor 2 and knows no sys.stderr."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 @cache
@@ -232,7 +266,7 @@ def defaults(algo: str, preset: str, env_id: str) -> dict:
     except ModuleNotFoundError:
         refuse(f"report.py asks the scripts for their defaults, and {algo}.py is not beside it.")
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
+        with quiet():
             flags = asdict(script.parse_args(["--env-id", env_id, "--preset", preset]))
     except SystemExit:
         flags = asdict(script.Args(**script.PRESETS.get(preset, {})))
@@ -252,10 +286,16 @@ def variant(config: dict) -> str:
 
 def judge(run: dict) -> tuple[str, str]:
     """finished, unfinished or broken, and why."""
+    if "error" in run:
+        return "broken", run["error"]
     if not is_ours(run["config"]):
         return "broken", "not a log of one of the six scripts"
     if run["finished"] != run["config"]["total_timesteps"]:
         return "unfinished", f"its log ends at step {run['last']}"
+    if not run["last"]:
+        return "broken", "W&B cannot read its log" if "unreadable" in run else "it has no log (--wandb-mode disabled?)"
+    if not np.isfinite([mean for _, mean, _ in run["curve"]]).all():
+        return "broken", "a return is not finite"
     if run["hole"] is not None:
         return "broken", f"points are missing after step {run['hole']}"
     return ("finished", "") if run["episodes"] else ("broken", "no episode ended")
@@ -265,7 +305,11 @@ def rows_and_curves(runs: list[dict]) -> tuple[list[dict], dict[str, list]]:
     """A row of runs.csv for each run, and each run's curve under its name (NAME#2 for a second of that name)."""
     rows, curves, names = [], {}, Counter()
     for run in runs:
-        config, (status, reason) = run["config"], judge(run)
+        config = run["config"]
+        try:
+            (status, reason), flags = judge(run), variant(config) if is_ours(config) else None
+        except Exception as error:  # such as a flag that its script did not have then
+            status, reason, flags = "broken", repr(error), None
         names[run["run"]] += 1
         name = run["run"] + (f"#{names[run['run']]}" if names[run["run"]] > 1 else "")
         versions = " ".join(f"{k}={v}" for k, v in sorted((config.get("versions") or {}).items()))
@@ -273,7 +317,7 @@ def rows_and_curves(runs: list[dict]) -> tuple[list[dict], dict[str, list]]:
         row |= {key: config.get(key) for key in ("preset", "env_id", "seed")}
         row |= {key: run.get(key) for key in ("final_return", "episodes", "sps")}
         row |= dict(versions=versions, status=status, reason=reason, started=run["started"][:19], run=name)
-        row["variant"] = variant(config) if is_ours(config) else None
+        row["variant"] = flags
         rows.append({key: row[key] for key in COLUMNS.split()})
         curves[name] = run.get("curve", [])
     key = ("algo", "preset", "variant", "env_id")
@@ -281,18 +325,17 @@ def rows_and_curves(runs: list[dict]) -> tuple[list[dict], dict[str, list]]:
     return rows, curves
 
 
-def write_csv(file, columns: str, rows: list[dict]) -> None:
-    writer = csv.DictWriter(file, columns.split(), lineterminator="\n", extrasaction="ignore")
+def as_csv(columns: str, rows: list[dict]) -> bytes:
+    writer = csv.DictWriter(file := io.StringIO(), columns.split(), lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
+    return file.getvalue().encode()
 
 
 def write_results(out: Path, rows: list[dict], curves: dict[str, list]) -> None:
-    with open(out / "runs.csv", "w", newline="") as file:
-        write_csv(file, COLUMNS, rows)
+    write(out / "runs.csv", as_csv(COLUMNS, rows))
     points = [r | dict(zip(("step", "return", "episodes"), p, strict=True)) for r in rows for p in curves[r["run"]]]
-    with gzip.GzipFile(out / "curves.csv.gz", "wb", mtime=0) as packed, io.TextIOWrapper(packed, newline="") as file:
-        write_csv(file, CURVE_COLUMNS, points)
+    write(out / "curves.csv.gz", gzip.compress(as_csv(CURVE_COLUMNS, points), mtime=0))
 
 
 def read_results(out: Path) -> tuple[list[dict], dict[str, list]]:
@@ -304,6 +347,8 @@ def read_results(out: Path) -> tuple[list[dict], dict[str, list]]:
         with gzip.open(out / "curves.csv.gz", "rt", newline="") as file:
             for p in csv.DictReader(file):
                 curves[p["run"]].append((int(p["step"]), float(p["return"]), int(p["episodes"])))
+        if lost := [row["run"] for row in rows if row["status"] == "finished" and not curves[row["run"]]]:
+            refuse(f"{out / 'curves.csv.gz'} has no curve of {lost[0]}: call report.py without --from-results.")
     except (OSError, EOFError, KeyError, ValueError) as error:
         refuse(f"--from-results needs runs.csv and curves.csv.gz in {out}, as this script writes them ({error!r}).")
     return rows, curves
@@ -313,24 +358,24 @@ def read_results(out: Path) -> tuple[list[dict], dict[str, list]]:
 
 
 def select(rows: list[dict], steps: int | None) -> tuple[dict, dict, list[tuple[dict, str]]]:
-    """Cells of runs that may be averaged, {(family, preset): {(algo, env_id, variant): {seed: row}}}, the length of the
-    runs in each family and preset, and every other run with the reason why it is left out."""
+    """Cells of runs that may be averaged, {(family, preset): {(algo, env_id, variant): {seed: row}}}, their length,
+    {(family, preset, env_id): steps}, and every other run with the reason why it is left out."""
     groups, cells, lengths, left_out = {}, {}, {}, []
     for row in rows:
         if row["status"] == "finished":
-            groups.setdefault((FAMILY[row["algo"]], row["preset"]), []).append(row)
+            groups.setdefault((FAMILY[row["algo"]], row["preset"], row["env_id"]), []).append(row)
         else:
             left_out.append((row, f"{row['status']}: {row['reason']}"))
-    for group, members in sorted(groups.items(), key=lambda item: (list(FAMILIES).index(item[0][0]), item[0][1])):
+    for task, members in sorted(groups.items(), key=lambda item: (list(FAMILIES).index(item[0][0]), item[0])):
         counts = Counter(row["steps"] for row in members)
-        lengths[group] = length = steps or max(counts, key=lambda n: (counts[n], n))
+        lengths[task] = length = steps or max(counts, key=lambda n: (counts[n], n))
         for row in sorted(members, key=lambda row: (row["started"], row["run"]), reverse=True):
             if row["steps"] != length:
-                left_out.append((row, f"{short(row['steps'])} steps, and the table is of {short(length)}"))
+                left_out.append((row, f"{short(row['steps'])} steps, not {short(length)}"))
                 continue
-            cell = cells.setdefault(group, {}).setdefault((row["algo"], row["env_id"], row["variant"]), {})
+            cell = cells.setdefault(task[:2], {}).setdefault((row["algo"], row["env_id"], row["variant"]), {})
             if (newer := cell.setdefault(row["seed"], row)) is not row:
-                left_out.append((row, f"an older run of the same seed as {newer['run']}"))
+                left_out.append((row, f"another run of the same seed as {newer['run']}"))
     return cells, lengths, sorted(left_out, key=lambda pair: rows.index(pair[0]))
 
 
@@ -373,21 +418,28 @@ def paper(group: tuple[str, str], algo: str, env_id: str) -> tuple:
 
 
 def short(steps: int) -> str:
-    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k"
+    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k" if steps >= 1000 else str(steps)
+
+
+def number(x: float, like: float | None = None) -> str:
+    """With one decimal if it, or the number that it belongs to, is below 100."""
+    return f"{x:.{int(abs(x if like is None else like) < 100)}f}"
 
 
 def mean_text(cell: dict) -> str:
-    x = scores(cell)
-    half = f" ± {half_width(x):.0f}" if len(x) > 1 else ""
-    return f"{x.mean():.0f}{half} (n = {len(x)})" if len(x) else "—"
+    if not cell:
+        return "—"
+    mean, n = scores(cell).mean(), len(cell)
+    half = f" ± {number(half_width(scores(cell)), mean)}" if n > 1 else ""
+    return f"{number(mean)}{half} (n = {n})"
 
 
-def iqm_text(strata: list[np.ndarray], digits: int = 0) -> str:
-    middle = f"{iqm(np.concatenate(strata)):.{digits}f}"
+def iqm_text(strata: list[np.ndarray], text=number) -> str:
+    middle = iqm(np.concatenate(strata))
     if min(map(len, strata)) == 1:
-        return middle
+        return text(middle, middle)
     low, high = bootstrap(strata)
-    return f"{middle} [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{text(middle, middle)} [{text(low, middle)}, {text(high, middle)}]"
 
 
 def markdown(header: list[str], lines: list[list[str]]) -> list[str]:
@@ -400,46 +452,74 @@ def by_task(cells: dict) -> list[str]:
     return sorted({env for _, env, _ in cells}, key=lambda env: (order.get(env.split("-v")[0], len(order)), env))
 
 
-def table(group: tuple[str, str], cells: dict, length: int) -> list[str]:
-    family, preset = group
-    algos, tasks = FAMILIES[family], by_task(cells)
-    header, lines, iqm_lines, missing = ["task"], [], [], []
+def elsewhere(others: list[dict], **which) -> str:
+    """How many finished runs of other lengths than a table's there are."""
+    n = sum(which.items() <= row.items() for row in others)
+    return f"{n} finished run{'s' * (n > 1)} of other lengths, see below" if n else ""
+
+
+def missing(algos: tuple[str, ...], cells: dict, others: list[dict]) -> list[str]:
+    """What a full table would have: all algorithms, all tasks of the paper, and equally many seeds."""
+    tasks, said, fullest = by_task(cells), [], max(map(len, cells.values()))
+    present = [algo for algo in algos if any(algo in key for key in cells)]
+    said += [f"{algo}: {elsewhere(others, algo=algo) or 'no finished run'}" for algo in algos if algo not in present]
+    for env_id, algo in ((env_id, algo) for env_id in tasks for algo in present):
+        if (seeds := len(shown(cells, algo, env_id)[1])) < fullest:
+            more = elsewhere(others, algo=algo, env_id=env_id)
+            said.append(f"{algo} on {env_id} has {seeds} of {fullest} seeds" + (more and f" ({more})"))
+    elsewhere_only = sorted({row["env_id"] for row in others} - set(tasks))
+    said += [f"{env_id}: {elsewhere(others, env_id=env_id)}" for env_id in elsewhere_only]
+    found = {env_id.split("-v")[0] for env_id in (*tasks, *elsewhere_only)}
+    if absent := [task for task in TASKS if task not in found]:
+        said.append(f"no finished run on the paper's {', '.join(absent)}")
+    return said
+
+
+def together(group: tuple[str, str], cells: dict) -> list[str]:
+    """The row of all tasks that the algorithm with the most tasks has, for the algorithms that have all of these. Only
+    runs with the scripts' defaults count."""
+    algos = FAMILIES[group[0]]
+    tasks = [env_id for env_id in by_task(cells) if paper(group, algos[0], env_id)]
+    has = {algo: {env_id for env_id in tasks if (algo, env_id, "") in cells} for algo in algos}
+    common = max(has.values(), key=lambda some: (len(some), sum(some <= other for other in has.values())))
+    if len(common) < 2:
+        return []
+    names = [env_id for env_id in tasks if env_id in common]
+    line = [f"**{len(names)} tasks together**, 1 = the paper's {algos[0]} ({', '.join(names)})"]
     for algo in algos:
-        header += [f"{algo}, {short(length)} steps", f"paper, {PAPER_STEPS[family]} steps, n = 5"]
-    fullest, present = max(map(len, cells.values())), [algo for algo in algos if any(algo in key for key in cells)]
-    missing += [f"no run of {algo}" for algo in algos if algo not in present]
-    for env_id in tasks:
-        lines.append([env_id])
-        iqm_lines.append([env_id])
+        strata = [scores(cells.get((algo, e, ""), {})) / paper(group, algos[0], e)[0] for e in names]
+        line.append(iqm_text(strata, lambda x, _: f"{x:.2f}") if common <= has[algo] else "—")
+    return line
+
+
+def table(group: tuple[str, str], cells: dict, lengths: dict, others: list[dict]) -> list[str]:
+    algos, header, lines, iqm_lines = FAMILIES[group[0]], ["task"], [], []
+    for algo in algos:
+        header += [algo, PAPER_HEADER[group[0]]]
+    for env_id in by_task(cells):
+        task = f"{env_id}, {short(lengths[*group, env_id])} steps"
+        lines.append([task])
+        iqm_lines.append([task])
         for algo in algos:
             name, cell = shown(cells, algo, env_id)
             mean, half, *q = paper(group, algo, env_id) or (None, None)
             theirs = "—" if mean is None else f"{mean} ± {half}" + (f", q = {q[0]:g}" if q else "")
             lines[-1] += [mean_text(cell) + (name and f", {name}"), theirs]
             iqm_lines[-1].append(iqm_text([scores(cell)]) + (name and f", {name}") if cell else "—")
-            if algo in present and len(cell) < fullest:
-                missing.append(f"{algo} on {env_id} has {len(cell)} of {fullest} seeds")
-    # All tasks together, for the algorithms that have any runs, on the tasks for which all of these and the paper do.
-    common = [env for env in tasks if paper(group, algos[0], env) and all(shown(cells, a, env)[1] for a in present)]
-    if len(common) > 1:
-        iqm_lines.append([f"**{len(common)} tasks together**, 1 = the paper's {algos[0]}"])
-        for algo in algos:
-            strata = [scores(shown(cells, algo, e)[1]) / paper(group, algos[0], e)[0] for e in common]
-            iqm_lines[-1].append(iqm_text(strata, 2) if algo in present else "—")
-        if len(common) < len(tasks):
-            iqm_lines[-1][0] += f" ({', '.join(common)})"
-    if absent := [task for task in TASKS if not any(env.split("-v")[0] == task for env in tasks)]:
-        missing.append(f"no run on the paper's {', '.join(absent)}")
+    iqm_lines += filter(None, [together(group, cells)])
     runs = [row for cell in cells.values() for row in cell.values()]
-    seeds = ", ".join(map(str, sorted({row["seed"] for row in runs})))
-    made = {what: sorted({row[what] for row in runs}) for what in ("commit", "versions")}
+    lag = [env_id for env_id in by_task(cells) if any(r["env_id"] == env_id and r["episodes"] < 500 for r in runs)]
+    note = f"On {', '.join(lag)} the last 100 episodes are more than a fifth of a run: the score lags behind the curve."
+    gaps = "; ".join(missing(algos, cells, others))
+    made = {what: sorted({row[what] for row in runs}) for what in ("commit", "versions", "seed")}
     return [
-        f"## {family.capitalize()}, {preset}", "",
-        f"Final return, mean ± 1.96 · std / √n over n seeds. Ours: {short(length)} steps, seeds {seeds}.", "",
+        f"## {group[0].capitalize()}, {group[1]}", "",
+        f"Final return, mean ± 1.96 · std / √n over n seeds. Ours: seeds {', '.join(map(str, made['seed']))}.", "",
         *markdown(header, lines),
+        *([note, ""] if lag else []),
         "Interquartile mean [95 % stratified bootstrap interval] of the same runs:", "",
         *markdown(["task", *algos], iqm_lines),
-        f"Missing: {'; '.join(missing)}." if missing else "Nothing is missing.", "",
+        f"Missing: {gaps}." if gaps else "Nothing is missing.", "",
         f"Made at commit {', '.join(c or 'unknown' for c in made['commit'])} with {' or '.join(made['versions'])}.", "",
     ]  # fmt: skip
 
@@ -456,30 +536,37 @@ HOW_TO_READ = """
 A run's score is the mean return of its last 100 training episodes. Intervals are over seeds, mean ± 1.96 · std / √n as
 in the paper, which leaves open whether std divides by n or n - 1: ours divides by n - 1, the wider interval. With one
 seed there is no interval. Five seeds are few for an interval of this kind: below each table stand interquartile means
-with stratified bootstrap intervals (Agarwal et al., 2021), the last row over the runs of all tasks, each divided by the
-paper's MDPO score of its task. The paper's figures are for the v2 tasks, 5 runs, on-policy at 10M steps; its off-policy
-tables name no step count, and 1M is our reading. For Tsallis they are at its best q. On-policy runs make whole
-iterations: 1M steps are 999 424. A label such as `anneal_lr=False` names the flags by which runs differ from their
-script's defaults for the task and preset; "—" is no run, or no figure in the paper."""
+with stratified bootstrap intervals (Agarwal et al., 2021), with fewer than 4 seeds plain means; the last row is over
+the runs of several tasks, each divided by the paper's MDPO score of its task, for the algorithms that have all of these
+tasks. The paper's figures are for the v2 tasks, 5 runs, on-policy at 10M steps; its off-policy tables name no step
+count. For Tsallis they are at its best q. Ours are for the length beside the task, on-policy in whole iterations: 1M
+steps are 999 424. A label such as `anneal_lr=False` names the flags by which runs differ from their script's defaults
+for the task and preset; "—" is no run, or no figure in the paper."""
 
 
 def report(cells: dict, lengths: dict, left_out: list[tuple[dict, str]]) -> str:
     """table.md"""
-    text = ["# Results", *HOW_TO_READ.split("\n"), ""]
+    text, others = ["# Results", *HOW_TO_READ.split("\n"), ""], {group: [] for group in (*PAPER, *cells)}
+    for row in (row for row, _ in left_out if row["status"] == "finished"):
+        group = FAMILY[row["algo"]], row["preset"]
+        if row["steps"] != lengths[*group, row["env_id"]]:
+            others.setdefault(group, []).append(row)
     for group in cells:
-        text += table(group, cells[group], lengths[group])
-    if none := [" ".join(group) for group in PAPER if group not in cells]:
-        text += [f"No finished runs at all for the paper's other tables: {', '.join(none)}.", ""]
+        text += table(group, cells[group], lengths, others[group])
+    none = [f"{' '.join(g)} ({elsewhere(others[g]) or 'no finished run'})" for g in others if g not in cells]
+    if none:
+        text += [f"There is no table of: {', '.join(none)}.", ""]
     lines = [
-        [algo, group[1], env_id, name or "(default)", short(lengths[group]), mean_text(cell), iqm_text([scores(cell)])]
-        for group in cells
-        for (algo, env_id), named in variants(cells[group]).items()
+        [algo, g[1], env_id, name or "(default)", short(lengths[*g, env_id]), mean_text(cell), iqm_text([scores(cell)])]
+        for g in cells
+        for (algo, env_id), named in variants(cells[g]).items()
         for name, cell in named.items()
     ]
     if lines:
         text += ["## Variants", "", "Runs with flags of their own, beside those with the script's defaults.", ""]
         text += markdown(["algorithm", "preset", "task", "variant", "steps", "mean", "interquartile mean"], lines)
-    lines = [[row["run"], why, str(row["final_return"] or "—")] for row, why in left_out]
+    known = {row["run"]: number(row["final_return"]) for row, _ in left_out if row["final_return"] not in (None, "")}
+    lines = [[row["run"], why, known.get(row["run"], "—")] for row, why in left_out]
     if lines:
         text += ["## Listed, not averaged in", "", *markdown(["run", "why", "last 100 episodes"], lines)]
     return "\n".join(text)
@@ -487,8 +574,11 @@ def report(cells: dict, lengths: dict, left_out: list[tuple[dict, str]]) -> str:
 
 # ----------------------------------------------------------------------------------------------------- the figures
 
-# Okabe and Ito's colours, told apart by the colour-blind, and line styles, told apart in black and white.
-LOOKS = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#000000", (0, (5, 1, 1, 1, 1, 1))))
+# Okabe and Ito's colours, told apart by the colour-blind (not their yellow, too pale on white), and line styles, told
+# apart in black and white. Seven and five, so that 35 lines differ, and each from the next in both.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+LOOKS = [(COLORS[i % len(COLORS)], STYLES[i % len(STYLES)]) for i in range(len(COLORS) * len(STYLES))]
 
 
 def band(curves: list[list[tuple]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -499,19 +589,20 @@ def band(curves: list[list[tuple]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return steps, values.mean(0), half_width(values) if len(values) > 1 else np.zeros(len(steps))
 
 
-def draw(path: Path, panels: dict[str, dict[str, list]], title: str):
-    """A panel for each title, a line for each label with its seeds' curves."""
+def draw(path: Path, panels: dict[str, dict[str, dict]], title: str, curves: dict[str, list]):
+    """A panel for each title, a line for each label with its cell of runs."""
     from matplotlib.figure import Figure
 
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(5.5, 3.4 * columns), 1 + 2.6 * rows), layout="constrained")
+    height = 0.8 + 0.2 * -(-len(labels) // 3) + rows * (2.6 + 0.17 * max(name.count("\n") for name in panels))
+    figure = Figure(figsize=(max(5.5, 3.4 * columns), height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (name, lines) in zip(axes, panels.items(), strict=False):
-        for label, curves in lines.items():
+        for label, cell in lines.items():
             color, style = LOOKS[labels.index(label) % len(LOOKS)]
-            steps, mean, half = band(curves)
+            steps, mean, half = band([curves[row["run"]] for row in cell.values()])
             axis.plot(steps / 1e6, mean, color=color, linestyle=style, linewidth=1.6, label=label)
             axis.fill_between(steps / 1e6, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
         axis.set_title(name, fontsize=10)
@@ -529,31 +620,37 @@ def draw(path: Path, panels: dict[str, dict[str, list]], title: str):
     return figure
 
 
-def seeds_text(cells: list[dict]) -> str:
-    counts = [len(cell) for cell in cells]
-    return f"n = {counts[0]}" if len(set(counts)) == 1 else f"n = {', '.join(map(str, counts))}"
+def panel_title(task: str, cells: dict[str, dict]) -> str:
+    """The task, and how many seeds there are behind its lines."""
+    counts = {label: len(cell) for label, cell in cells.items()}
+    if len(set(counts.values())) == 1:
+        return f"{task}, n = {min(counts.values())}"
+    unequal = ", ".join(f"{label}\u00a0n\u00a0=\u00a0{n}" for label, n in counts.items())  # not to be broken there
+    return f"{task}\n{textwrap.fill(unequal, 40)}"
 
 
-def figures(out: Path, cells: dict, curves: dict[str, list]) -> dict[str, object]:
-    """The learning curves of each family and preset, and those of variants."""
+def figures(out: Path, cells: dict, lengths: dict, curves: dict[str, list]) -> dict[str, object]:
+    """The learning curves of each family and preset, and those of variants. Those of an earlier call are deleted."""
+    for old in (*out.glob("curves_*.png"), *out.glob("variants_*.png")):
+        old.unlink()
     drawn = {}
     for group, of_group in cells.items():
         panels, unusual = {}, {}
-        for env_id in by_task(of_group):
-            lines = {algo: shown(of_group, algo, env_id) for algo in FAMILIES[group[0]]}
-            lines = {algo: (name, cell) for algo, (name, cell) in lines.items() if cell}
-            notes = "".join(f"\n{algo}: {name}" for algo, (name, _) in lines.items() if name)
-            title = f"{env_id}, {seeds_text([cell for _, cell in lines.values()])}{notes}"
-            panels[title] = {algo: [curves[r["run"]] for r in cell.values()] for algo, (_, cell) in lines.items()}
+        tasks = {env_id: f"{env_id}, {short(lengths[*group, env_id])} steps" for env_id in by_task(of_group)}
+        for env_id, task in tasks.items():
+            found = {algo: shown(of_group, algo, env_id) for algo in FAMILIES[group[0]]}
+            named = {algo: cell for algo, (_, cell) in found.items() if cell}
+            notes = "".join(f"\n{algo}: {name}" for algo, (name, _) in found.items() if name)
+            panels[panel_title(task, named) + notes] = named
         for (algo, env_id), named in variants(of_group).items():
             if len(named) > 1:
-                title = f"{algo}\n{env_id}, {seeds_text(list(named.values()))}"
-                unusual[title] = {n or "default": [curves[r["run"]] for r in c.values()] for n, c in named.items()}
+                named = {name or "default": cell for name, cell in named.items()}
+                unusual[f"{algo}\n{panel_title(tasks[env_id], named)}"] = named
         title = f"{group[0].capitalize()}, {group[1]}: mean and 95 % interval over n seeds"
         for kind, found in dict(curves=panels, variants=unusual).items():
             if found:
                 name = f"{kind}_{group[0]}_{group[1]}.png"
-                drawn[name] = draw(out / name, found, title)
+                drawn[name] = draw(out / name, found, title, curves)
     return drawn
 
 
@@ -564,13 +661,16 @@ def main(argv: list[str] | None = None) -> int:
     else:
         rows, curves = rows_and_curves(read_online(args.wandb) if args.wandb else read_folders(args.runs, args.cache))
     cells, lengths, left_out = select(rows, args.steps)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_results(args.out, rows, curves)
-    (args.out / "table.md").write_text(report(cells, lengths, left_out))
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_results(args.out, rows, curves)
+        write(args.out / "table.md", report(cells, lengths, left_out).encode())
+    except OSError as error:
+        refuse(f"--out {args.out} cannot be written to: {error.strerror}.")
     averaged = len(rows) - len(left_out)
     print(f"{len(rows)} runs: {averaged} averaged, {len(left_out)} listed. See {args.out / 'table.md'}.")
     try:
-        drawn = figures(args.out, cells, curves)
+        drawn = figures(args.out, cells, lengths, curves)
     except ModuleNotFoundError:
         refuse("the figures need matplotlib: pip install '.[report]'. The table and the data are written.")
     print(f"Figures: {', '.join(drawn) or 'none, for want of finished runs'}.")

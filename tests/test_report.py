@@ -164,11 +164,9 @@ def test_the_end_of_a_torn_file_is_lost_and_the_rest_is_read(copied_run, tmp_pat
     file.write_bytes(b"nothing of the kind")
     assert report.main([]) == 0
     (row,) = rows_of(tmp_path / "results")
-    assert (row["status"], row["algo"], row["final_return"]) == (
-        "broken",
-        "mdpo_onpolicy",
-        "",
-    )  # args.json tells what it was
+    assert [row[key] for key in ("status", "reason", "algo", "final_return")] == [
+        "broken", "W&B cannot read its log", "mdpo_onpolicy", ""
+    ]  # args.json tells what it was  # fmt: skip
     assert "0 averaged, 1 listed" in capsys.readouterr().out
 
 
@@ -204,6 +202,45 @@ def test_a_second_call_reads_only_what_changed(copied_run, tmp_path, monkeypatch
     assert report.main([]) == 0 and len(calls) == 5
     kept.write_text(json.dumps(json.loads(kept.read_text()) | dict(key=["of another report.py"])))
     assert report.main([]) == 0 and len(calls) == 6
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_return_that_is_not_finite_breaks_a_run(value, copied_run, tmp_path, monkeypatch):
+    """`leet inspect` prints such as a string."""
+    copied_run("mdpo_onpolicy")
+    read = report.read_segment
+
+    def spoilt(file):
+        started, config, points, readable = read(file)
+        last = max(i for i, point in enumerate(points) if point[1] is not None)
+        points[last] = (points[last][0], value, points[last][2])
+        return started, config, [(step, total, speed and "NaN") for step, total, speed in points], readable
+
+    monkeypatch.setattr(report, "read_segment", spoilt)
+    for flags in ((), (), ("--from-results",)):  # read, from the cache, from the results
+        assert report.main([*flags]) == 0
+        (row,) = rows_of(tmp_path / "results")
+        assert (row["status"], row["reason"]) == ("broken", "a return is not finite")
+
+
+def test_an_error_in_reading_a_run_is_that_runs(copied_run, tmp_path, monkeypatch):
+    run, read, variant = copied_run("mdpo_onpolicy"), report.read_segment, report.variant
+    shutil.copytree(run, run.parent / "odd", symlinks=True)
+    shutil.copytree(run, run.parent / "zz", symlinks=True)
+    monkeypatch.setattr(report, "read_segment", lambda file: {}["_step"] if "odd" in file.parts else read(file))
+    flags = iter([{}, dict(exp_name="mdpo_tsallis")])  # the last, zz, without a flag of its script's
+    monkeypatch.setattr(report, "variant", lambda config: variant(config | next(flags)))
+    assert report.main([]) == 0
+    told = {row["run"]: (row["status"], row["reason"]) for row in rows_of(tmp_path / "results")}
+    assert told == dict(odd=("broken", "KeyError('_step')"), r=("finished", ""), zz=("broken", "KeyError('tsallis_q')"))
+    assert line((tmp_path / "results/table.md").read_text(), "odd")[1] == "broken: KeyError('_step')"
+
+
+def test_a_run_without_a_log_says_so(copied_run, tmp_path):
+    shutil.rmtree(copied_run("mdpo_onpolicy") / "wandb")
+    assert report.main([]) == 0
+    (row,) = rows_of(tmp_path / "results")
+    assert (row["status"], row["reason"]) == ("broken", "it has no log (--wandb-mode disabled?)")
 
 
 def test_what_cannot_be_read_now_is_not_kept(copied_run, tmp_path, monkeypatch):
@@ -258,6 +295,18 @@ def test_a_task_that_is_not_installed_is_compared_with_the_preset(capsys):
     assert "does not take NotHere-v0" in capsys.readouterr().err
 
 
+def test_asking_for_defaults_is_silent_down_to_the_file_descriptor(capfd, monkeypatch):
+    def noisy(argv):
+        os.write(2, b"C-level warning")
+        raise SystemExit(2)
+
+    monkeypatch.setattr(ppo, "parse_args", noisy)
+    assert report.defaults("ppo", "minimal", "Noisy-v0")
+    os.write(2, b"heard again")
+    error = capfd.readouterr().err
+    assert "C-level" not in error and "does not take Noisy-v0" in error and error.endswith("heard again")
+
+
 # ----------------------------------------------------------------------------------------------------- statistics
 
 
@@ -292,26 +341,102 @@ def test_known_numbers_give_known_cells_beside_the_papers(tmp_path):
     rows += [row("trpo", seed=1, score=500.0), row("trpo", "Walker2d-v4", seed=1, score=600.0)]
     table = make(tmp_path, rows)
     half = 1.96 * scipy.stats.sem(hopper)
-    assert line(table, "task", "mdpo_onpolicy, 1M steps")[1:3] == ["mdpo_onpolicy, 1M steps", "paper, 10M steps, n = 5"]
-    assert line(table, "Hopper-v4")[1:] == [
+    assert line(table, "task")[1:3] == ["mdpo_onpolicy", "paper, 10M steps, n = 5"]
+    assert line(table, "Hopper-v4, 1M steps")[1:] == [
         "—", "2361 ± 518", "500 (n = 1)", "1979 ± 672", f"1920 ± {half:.0f} (n = 5)", "2051 ± 241",
     ]  # fmt: skip
     low, high = report.bootstrap([np.array(hopper)])
-    assert line(table.split("Interquartile")[1], "Hopper-v4")[1:] == ["—", "500", f"1200 [{low:.0f}, {high:.0f}]"]
-    together = line(table, "**2 tasks together**, 1 = the paper's mdpo_onpolicy")
+    ours = line(table.split("Interquartile")[1], "Hopper-v4, 1M steps")[1:]
+    assert ours == ["—", "500", f"1200 [{low:.0f}, {high:.0f}]"]
+    together = line(table, "**2 tasks together**, 1 = the paper's mdpo_onpolicy (Hopper-v4, Walker2d-v4)")
     low, high = report.bootstrap([np.array(hopper) / 2361, np.array(walker) / 4834])
     expected = scipy.stats.trim_mean([*np.array(hopper) / 2361, *np.array(walker) / 4834], 0.25)
     assert together[1:] == ["—", f"{np.mean([500 / 2361, 600 / 4834]):.2f}", f"{expected:.2f} [{low:.2f}, {high:.2f}]"]
-    assert "no run of mdpo_onpolicy" in table and "trpo on Hopper-v4 has 1 of 5 seeds" in table
-    assert "no run on the paper's HalfCheetah, Ant, Humanoid, HumanoidStandup" in table
-    assert "other tables: on-policy minimal, off-policy loaded, off-policy minimal" in table
+    assert "mdpo_onpolicy: no finished run;" in table and "trpo on Hopper-v4 has 1 of 5 seeds;" in table
+    assert "no finished run on the paper's HalfCheetah, Ant, Humanoid, HumanoidStandup" in table
+    assert "no table of: on-policy minimal (no finished run), off-policy loaded (no finished run), off-policy" in table
     assert "seeds 1, 2, 3, 4, 5" in table and "commit c0ffee with torch=2.13.0" in table
 
 
 def test_tsallis_stands_beside_the_papers_best_q_and_another_task_beside_a_dash(tmp_path):
     table = make(tmp_path, [row("mdpo_tsallis", "Walker2d-v4"), row("sac", "Swimmer-v4")])
-    assert line(table, "Walker2d-v4")[3:5] == ["100 (n = 1)", "1151 ± 218, q = 1.8"]
-    assert line(table, "Swimmer-v4")[5:] == ["100 (n = 1)", "—"]
+    assert line(table, "Walker2d-v4, 1M steps")[3:5] == ["100 (n = 1)", "1151 ± 218, q = 1.8"]
+    assert line(table, "Swimmer-v4, 1M steps")[5:] == ["100 (n = 1)", "—"]
+
+
+def default_off_policy_grid() -> list[dict]:
+    """As benchmark.sh makes it: 3M steps on Ant and Humanoid, 1M elsewhere."""
+    steps = {task: 3_000_000 if task in ("Ant", "Humanoid") else 1_000_000 for task in report.TASKS}
+    cells = [(algo, task, seed) for algo in report.FAMILIES["off-policy"] for task in steps for seed in range(1, 6)]
+    return [row(algo, f"{task}-v4", seed, preset="loaded", steps=steps[task]) for algo, task, seed in cells]
+
+
+def test_a_table_has_the_tasks_of_benchmark_shs_grid_at_their_lengths(tmp_path):
+    rows = default_off_policy_grid()
+    other = row("sac", "Ant-v4", seed=1, score=9e6, preset="loaded", steps=1_000_000)
+    table = make(tmp_path, [*rows, other])
+    assert line(table, "task") == ["task", *(x for a in report.FAMILIES["off-policy"] for x in (a, "paper, n = 5"))]
+    for task in report.TASKS:
+        length = "3M" if task in ("Ant", "Humanoid") else "1M"
+        assert line(table, f"{task}-v4, {length} steps")[1::2] == ["100 ± 0 (n = 5)"] * 3
+        assert line(table.split("Interquartile")[1], f"{task}-v4, {length} steps")[1:] == ["100 [100, 100]"] * 3
+    assert "Nothing is missing." in table and "**6 tasks together**" in table
+    assert line(table, other["run"])[1] == "1M steps, not 3M" and table.count("steps, not") == 1
+    cells, lengths, _ = report.select(rows, None)
+    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
+    (figure,) = report.figures(tmp_path, cells, lengths, curves).values()
+    assert {axis.get_title() for axis in figure.axes} >= {"Ant-v4, 3M steps, n = 5", "Hopper-v4, 1M steps, n = 5"}
+    variants = make(tmp_path, [*rows, rows[-1] | dict(variant="tau=0.1", run="x", env_id="Ant-v4", steps=3_000_000)])
+    assert line(variants.split("## Variants")[1], "sac", "loaded", "Ant-v4", "tau=0.1")[4] == "3M"
+
+
+def test_runs_of_other_lengths_are_not_called_missing(tmp_path):
+    rows = default_off_policy_grid()
+    table = make(tmp_path, rows, "--steps", 1_000_000)
+    assert "Ant-v4: 15 finished runs of other lengths, see below; Humanoid-v4: 15 finished runs" in table
+    assert "no finished run on" not in table and "Ant-v4, " not in table
+    table = make(tmp_path, rows, "--steps", 7)
+    assert "off-policy loaded (90 finished runs of other lengths, see below), off-policy minimal (no" in table
+    rows = [row(seed=1), row(seed=2), row("trpo", steps=512), row(env_id="Ant-v4", steps=512)]
+    table = make(tmp_path, [*rows, row("trpo", "Ant-v4", steps=512), row(env_id="Ant-v4", seed=2)])
+    assert "ppo on Ant-v4 has 0 of 2 seeds" not in table and "trpo on Hopper-v4 has 0 of 2 seeds (1 finished" in table
+    table = make(tmp_path, [*rows, row("trpo", "Ant-v4", steps=512)], "--steps", 1_000_000)
+    assert "trpo: 2 finished runs of other lengths, see below; Ant-v4: 2 finished runs of other" in table
+
+
+def test_the_row_of_all_tasks_has_only_defaults_and_who_has_all_of_them(tmp_path):
+    rows = [row("mdpo_onpolicy", env, seed) for env in ("Hopper-v4", "Walker2d-v4", "Ant-v4") for seed in (1, 2)]
+    rows += [row("trpo", env) for env in ("Hopper-v4", "Walker2d-v4")]
+    rows += [row("trpo", "Ant-v4", variant="sgd_steps=9"), row("ppo", "Hopper-v4")]
+    rows += [row("mdpo_onpolicy", "Swimmer-v4")]  # the paper has no score to divide by
+    named = "1 = the paper's mdpo_onpolicy (Hopper-v4, Walker2d-v4, Ant-v4)"
+    together = line(make(tmp_path, rows), f"**3 tasks together**, {named}")
+    mean = scipy.stats.trim_mean([100 / x for x in (2361, 2361, 4834, 4834, 5211, 5211)], 0.25)
+    assert together[1:] == [f"{mean:.2f} [{mean:.2f}, {mean:.2f}]", "—", "—"]
+    rows = [row("mdpo_onpolicy", env) for env in ("Hopper-v4", "Walker2d-v4")]
+    rows += [row(algo, env) for algo in ("ppo", "trpo") for env in ("Hopper-v4", "Ant-v4")]
+    together = line(make(tmp_path, rows), f"**2 tasks together**, {named.replace('Walker2d-v4, ', '')}")
+    assert together[1] == "—" != together[2] == together[3]  # of two such sets, the one that more have
+    assert "together**" not in make(tmp_path, rows[:1])
+
+
+def test_a_score_over_much_of_a_run_is_pointed_out(tmp_path):
+    rows = [row(episodes=500), row(env_id="Ant-v4", episodes=499), row(env_id="HalfCheetah-v4", episodes=100)]
+    assert "\nOn HalfCheetah-v4, Ant-v4 the last 100 episodes are more than a fifth of a run" in make(tmp_path, rows)
+    assert "more than a fifth" not in make(tmp_path, rows[:1])
+
+
+def test_numbers_are_rounded_alike(tmp_path):
+    assert [report.short(n) for n in (512, 1000, 204_800, 3_000_000)] == ["512", "1k", "204.8k", "3M"]
+    table = make(tmp_path, [row(score=-40.26), row("trpo", score=99.96), row("mdpo_onpolicy", score=12345.67)])
+    assert line(table, "Hopper-v4, 1M steps")[1::2] == ["12346 (n = 1)", "100.0 (n = 1)", "-40.3 (n = 1)"]
+    assert line(table.split("Interquartile")[1], "Hopper-v4, 1M steps")[1:] == ["12346", "100.0", "-40.3"]
+    listed = [row(seed=i, score=x, status="unfinished") for i, x in enumerate((0.0, 1234.567, 12.34, None))]
+    table = make(tmp_path, [row(seed=9), *listed[:3]])
+    assert [line(table, r["run"])[2] for r in listed[:3]] == ["0.0", "1235", "12.3"]
+    cells, lengths, left_out = report.select([row(seed=9), *listed], None)
+    assert [line(report.report(cells, lengths, left_out), r["run"])[2] for r in listed] == ["0.0", "1235", "12.3", "—"]
+    assert "with fewer than 4 seeds plain means" in table
 
 
 def test_every_figure_of_the_paper_is_there():
@@ -332,12 +457,13 @@ def test_what_differs_is_listed_and_not_averaged_in(tmp_path):
         row(seed=2, score=9e6, started="2027-01-01T00:00:00", status="unfinished", reason="its log ends at step 5"),
     ]
     table = make(tmp_path, [row(seed=1), row(seed=2, score=300.0), *others])
-    assert line(table, "Hopper-v4")[5] == "200 ± 196 (n = 2)"
+    assert line(table, "Hopper-v4, 1M steps")[5] == "200 ± 196 (n = 2)"
     reasons = [line(table, other["run"])[1] for other in others]
     assert reasons[0] == "unfinished: its log ends at step 12" and reasons[1].startswith("broken: points")
-    assert reasons[2] == "200k steps, and the table is of 1M"
-    assert reasons[3] == f"an older run of the same seed as {row(seed=1)['run']}" and "unfinished" in reasons[4]
-    assert line(make(tmp_path, [row(), *others], "--steps", 200_000), "Hopper-v4")[5] == "9000000 (n = 1)"
+    assert reasons[2] == "200k steps, not 1M"
+    assert reasons[3] == f"another run of the same seed as {row(seed=1)['run']}" and "unfinished" in reasons[4]
+    forced = make(tmp_path, [row(), *others], "--steps", 200_000)
+    assert line(forced, "Hopper-v4, 200k steps")[5] == "9000000 (n = 1)"
 
 
 def test_variants_have_rows_of_their_own(tmp_path):
@@ -346,14 +472,16 @@ def test_variants_have_rows_of_their_own(tmp_path):
     rows += [row("mdpo_tsallis", seed=i, score=50.0, variant="tsallis_q=1.5") for i in (1, 2)]
     rows += [row("mdpo_tsallis", seed=1, score=70.0, variant="tsallis_q=1.2")]
     table = make(tmp_path, rows)
-    assert line(table, "Hopper-v4")[1] == "150 ± 98 (n = 2)"
-    assert "50 ± 0 (n = 2), tsallis_q=1.5 | 1385 ± 648, q = 1" in table  # no run of the default: the fullest variant
+    assert line(table, "Hopper-v4, 1M steps")[1] == "150 ± 98 (n = 2)"
+    assert (
+        "50.0 ± 0.0 (n = 2), tsallis_q=1.5 | 1385 ± 648, q = 1" in table
+    )  # no run of the default: the fullest variant
     named = table.split("## Variants")[1]
     assert line(named, "mdpo_onpolicy", "loaded-gae", "Hopper-v4", "(default)")[5] == "150 ± 98 (n = 2)"
     assert line(named, "mdpo_onpolicy", "loaded-gae", "Hopper-v4", "anneal_lr=False")[5].startswith(
         "2000 ± 1132 (n = 3)"
     )
-    assert line(named, "mdpo_tsallis", "minimal", "Hopper-v4", "tsallis_q=1.2")[5] == "70 (n = 1)"
+    assert line(named, "mdpo_tsallis", "minimal", "Hopper-v4", "tsallis_q=1.2")[5] == "70.0 (n = 1)"
     assert (tmp_path / "variants_on-policy_loaded-gae.png").read_bytes().startswith(PNG)
 
 
@@ -365,11 +493,13 @@ def test_a_figure_has_a_panel_a_task_and_a_line_an_algorithm(tmp_path):
     rows += [row(env_id="Walker2d-v4"), row("sac"), row("mdpo_tsallis", variant="tsallis_q=1.5")]
     make(tmp_path, rows)
     curves = {r["run"]: [(5000, 0.0, 1), (995_000, float(r["seed"]), 1)] for r in rows}
-    drawn = report.figures(tmp_path, report.select(rows, None)[0], curves)
+    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
     assert set(drawn) == {"curves_on-policy_loaded-gae.png", "curves_off-policy_minimal.png"}
     assert all((tmp_path / name).read_bytes().startswith(PNG) for name in drawn)
     panels = drawn["curves_on-policy_loaded-gae.png"].axes
-    assert [axis.get_title() for axis in panels] == ["Hopper-v4, n = 2", "Walker2d-v4, n = 1", "Ant-v4, n = 2"]
+    assert [axis.get_title() for axis in panels] == [
+        "Hopper-v4, 1M steps, n = 2", "Walker2d-v4, 1M steps, n = 1", "Ant-v4, 1M steps, n = 2"
+    ]  # fmt: skip
     assert [[x.get_label() for x in axis.get_lines()] for axis in panels] == [["trpo", "ppo"], ["ppo"], ["trpo", "ppo"]]
     assert len({(x.get_color(), x.get_linestyle()) for axis in panels for x in axis.get_lines()}) == 2
     assert panels[0].get_lines()[0].get_ydata()[-1] == 1.5 and panels[0].get_lines()[0].get_xdata()[-1] == 0.995
@@ -377,6 +507,35 @@ def test_a_figure_has_a_panel_a_task_and_a_line_an_algorithm(tmp_path):
     assert shade.max() == pytest.approx(1.5 + 1.96 * scipy.stats.sem([1, 2]))
     (panel,) = drawn["curves_off-policy_minimal.png"].axes
     assert "mdpo_tsallis: tsallis_q=1.5" in panel.get_title()
+
+
+def test_a_title_tells_whose_seeds_are_how_many(tmp_path):
+    rows = [row("trpo", seed=1), row("trpo", seed=2), row(), row(variant="a=1"), row(variant="a=1", seed=2)]
+    make(tmp_path, rows)
+    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
+    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
+    titles = [[axis.get_title().replace("\u00a0", " ") for axis in figure.axes] for figure in drawn.values()]
+    assert titles == [
+        ["Hopper-v4, 1M steps\ntrpo n = 2, ppo n = 1"],
+        ["ppo\nHopper-v4, 1M steps\ndefault n = 1, a=1 n = 2"],
+    ]
+
+
+def test_ten_variants_look_different(tmp_path):
+    rows = [row(variant=f"sgd_steps={i}") for i in range(10, 20)]
+    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
+    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
+    (panel,) = drawn["variants_on-policy_loaded-gae.png"].axes
+    assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
+    assert len(set(report.LOOKS)) == len(report.LOOKS) == 35
+
+
+def test_figures_of_an_earlier_call_do_not_stay(tmp_path):
+    for name in ("curves_off-policy_old.png", "variants_off-policy_old.png", "mine.png", "curves_mine.svg"):
+        (tmp_path / name).touch()
+    make(tmp_path, [row()])
+    found = {path.name for path in tmp_path.iterdir()} - {"runs.csv", "table.md", "curves.csv.gz"}
+    assert found == {"mine.png", "curves_mine.svg", "curves_on-policy_loaded-gae.png"}
 
 
 def test_a_band_interpolates_where_no_episode_ended():
@@ -404,11 +563,13 @@ def test_online_runs_give_what_offline_ones_do(copied_run, tmp_path, monkeypatch
     online = [OnlineRun(state="finished", **shared), OnlineRun(state="crashed", **shared)]
     foreign = dict(exp_name="ppo", env_id="Hopper-v4", seed=1, total_timesteps=512)  # somebody's, without a preset
     online.append(OnlineRun(state="finished", **shared | dict(name="other", config=foreign)))
+    online.append(OnlineRun(state="finished", **shared | dict(name="odd", points=None)))
     asked = []
     api = SimpleNamespace(runs=lambda path, lazy: asked.append(path) or online)
     monkeypatch.setattr(wandb, "Api", lambda: api)
     assert report.main(["--wandb", "someone/mdpo", "--out", "online"]) == 0 and asked == ["someone/mdpo"]
-    offline_row, (online_row, crashed, foreign) = rows_of(Path("offline"))[0], rows_of(Path("online"))
+    offline_row, (odd, online_row, crashed, foreign) = rows_of(Path("offline"))[0], rows_of(Path("online"))
+    assert (odd["run"], odd["status"]) == ("odd", "broken") and "TypeError" in odd["reason"]
     assert online_row == offline_row and offline_row["status"] == "finished"
     assert (crashed["run"], crashed["status"]) == ("r#2", "unfinished") and foreign["status"] == "broken"
     assert curve_of(Path("online"))[: len(curve_of(Path("offline")))] == curve_of(Path("offline")) != []
@@ -429,6 +590,8 @@ def no_account():
         (("--runs", "nowhere"), None, "there is no folder nowhere"),
         (("--runs", "."), None, "no runs in ."),
         (("--from-results",), None, "--from-results needs runs.csv and curves.csv.gz in results"),
+        (("--from-results", "--out", "half"), None, "half/curves.csv.gz has no curve of Hopper-v4__ppo"),
+        (("--from-results", "--out", "file"), None, "needs runs.csv and curves.csv.gz in file"),
         (("--wandb", "a/nothing"), NoProject, "Could not find project nothing"),
         (("--wandb", "a/b"), no_account, "No API key"),
         (("--wandb", "a/b"), lambda: SimpleNamespace(runs=lambda path, lazy: []), "project a/b has no runs"),
@@ -437,6 +600,9 @@ def no_account():
 def test_a_refusal_is_a_sentence_and_status_2(flags, api, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "half").mkdir()
+    report.write_results(tmp_path / "half", [row()], {row()["run"]: []})
     if api:
         monkeypatch.setattr(wandb, "Api", api)
     with pytest.raises(SystemExit) as end:
@@ -446,12 +612,33 @@ def test_a_refusal_is_a_sentence_and_status_2(flags, api, sentence, tmp_path, mo
     assert not (tmp_path / "results").exists()
 
 
+def test_what_cannot_be_written_is_refused_and_what_was_there_stays(copied_run, tmp_path, monkeypatch, capsys):
+    copied_run("mdpo_onpolicy")
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        report.main(["--out", "file"])
+    assert end.value.code == 2 and "--out file cannot be written to: File exists." in capsys.readouterr().err
+    assert report.main([]) == 0
+    before = contents(tmp_path / "results")
+
+    def torn(path, content):
+        with open(path, "wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", torn)
+    with pytest.raises(SystemExit) as end:
+        report.main([])
+    assert end.value.code == 2 and "cannot be written to: No space left" in capsys.readouterr().err
+    assert contents(tmp_path / "results").items() >= before.items()
+
+
 def test_without_matplotlib_the_table_is_written_all_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit) as end:
         make(tmp_path, [row()])
     assert end.value.code == 2 and "pip install '.[report]'" in capsys.readouterr().err
-    assert line((tmp_path / "table.md").read_text(), "Hopper-v4")[5] == "100 (n = 1)"
+    assert line((tmp_path / "table.md").read_text(), "Hopper-v4, 1M steps")[5] == "100 (n = 1)"
     assert not list(tmp_path.glob("*.png"))
 
 
