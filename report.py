@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NoReturn
 
 import numpy as np
@@ -116,20 +117,21 @@ def read_segment(file: Path) -> tuple[str, dict, list[tuple], bool]:
     wandb-core: calling that directly saves a second a run."""
     core = [str(Path(wandb.__file__).parent / "bin/wandb-core"), "leet", "inspect", "--no-observability", "--json"]
     plain = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=1 << 16)
-    environment = os.environ | dict(GOGC="400", WANDB_ERROR_REPORTING="false")  # less garbage collection, no telemetry
+    environment = os.environ | dict(GOGC="400", GOMAXPROCS="1", WANDB_ERROR_REPORTING="false")
     for command in ([*core, "--run-file", str(file), str(file.parents[1])], plain):
         started, config, points = "", {}, []
-        with suppress(OSError), subprocess.Popen(command, env=environment, **pipe) as process:
-            for line in process.stdout:
+        with suppress(OSError), TemporaryFile() as output:  # through a pipe, each record would wake its reader
+            process = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.DEVNULL)
+            output.seek(0)
+            for line in output:
                 kind = line[:40]
                 if b'"type":"history"' in kind:
-                    item = json.loads(line)["history"]["item"]
+                    item = json.loads(line.decode())["history"]["item"]
                     points.append((item["_step"], item.get("charts/episodic_return"), item.get("charts/SPS")))
                 elif b'"type":"run"' in kind:
                     run = json.loads(line)["run"]
                     started, config = run["start_time"], run.get("config", {}).get("update", {})
-            if process.wait() == 0:
+            if process.returncode == 0:
                 return started, config, points, True
     return started, config, points, False
 
