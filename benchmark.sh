@@ -56,10 +56,12 @@ read -rd '' -a extra <<<"${EXTRA-}"
 ((${#algos[@]} * ${#envs[@]} * ${#seeds[@]})) || refuse "ALGOS, ENVS and SEEDS must not be blank."
 [[ ! $PRESET ]] || one_of PRESET "$PRESET" loaded-gae loaded minimal
 one_of WANDB_MODE "$WANDB_MODE" offline online disabled
+here=$(dirname "$0")/ here=${here#./}
 for algo in "${algos[@]}"; do
   # shellcheck disable=SC2086 # a list of words
   one_of "algorithm" "$algo" $on_policy $off_policy
   [[ " $having_preset " == *" $algo "* ]] || refuse "PRESET $PRESET is of the on-policy algorithms, and $algo is not."
+  [[ -f $here$algo.py ]] || refuse "there is no $algo.py beside this script, in ${here:-.}"
 done
 for seed in "${seeds[@]}"; do
   [[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || refuse "SEEDS must be whole numbers such as 1 2 3, and $seed is not."
@@ -79,7 +81,6 @@ done
 slug="${extra[*]}" slug=${slug#"${slug%%[!-]*}"} slug=${slug// --/_} slug=${slug//[^A-Za-z0-9._-]/-}
 ((${#slug} <= 70)) || refuse "EXTRA is too long to be part of a name (70 characters)."
 python=$(command -v "$PYTHON") || refuse "there is no $PYTHON: set PYTHON, or activate the virtual environment."
-here=$(dirname "$0")/ here=${here#./}
 # The scripts say best what they cannot do: unknown tasks and flags, numbers out of range, missing packages.
 problem=$("$python" - "${here:-.}" "${algos[*]}" "${envs[*]}" ${PRESET:+--preset "$PRESET"} \
   ${STEPS:+--total-timesteps "$STEPS"} "${extra[@]}" 2>&1 <<'END'
