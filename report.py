@@ -5,6 +5,7 @@
     python report.py --wandb ENTITY/PROJECT             # runs on W&B's server
     python report.py --steps 200000 --out results/200k  # tables of the runs that are 200 000 steps long
     python report.py --from-results                     # tables and figures again, without the runs
+    python report.py --keep                             # runs/ added to what results/ has of runs that are gone
 
 It writes results/runs.csv (a row a run), results/table.md (ours beside the paper's), results/curves.csv.gz (a run's
 returns in 50 bins of steps) and a figure for each family and preset. Offline runs are read by `wandb leet inspect`,
@@ -91,6 +92,7 @@ class Args:
     out: Path = Path("results")  # folder to write to
     steps: int | None = None  # length of the runs in the tables; default: each task's most common in its table
     from_results: bool = False  # read runs.csv and curves.csv.gz in --out instead of runs
+    keep: bool = False  # add the runs to those in --out's runs.csv and curves.csv.gz, whose folders may be gone
     cache: bool = True  # believe what an earlier call read of runs that have not changed since
 
 
@@ -322,9 +324,28 @@ def rows_and_curves(runs: list[dict]) -> tuple[list[dict], dict[str, list]]:
         row["variant"] = flags
         rows.append({key: row[key] for key in COLUMNS.split()})
         curves[name] = run.get("curve", [])
+    return in_order(rows), curves
+
+
+def in_order(rows: list[dict]) -> list[dict]:
     key = ("algo", "preset", "variant", "env_id")
-    rows.sort(key=lambda r: (*(r[k] or "" for k in key), r["steps"] or 0, r["seed"] or 0, r["run"]))
-    return rows, curves
+    return sorted(rows, key=lambda r: (*(r[k] or "" for k in key), r["steps"] or 0, r["seed"] or 0, r["run"]))
+
+
+def add_kept(rows: list[dict], curves: dict, kept: list[dict], kept_curves: dict) -> tuple[list[dict], dict]:
+    """The runs read now and those kept from an earlier report. Of two with the same name and flags the one read now
+    counts: it is the same run, gone on or made again. With the same name and other flags it is another run."""
+
+    def identity(row: dict) -> tuple[str, str]:
+        return row["run"].split("#")[0], row["variant"] or ""
+
+    read = set(map(identity, rows))
+    for row in (row for row in kept if identity(row) not in read):
+        name, n = row["run"], 2
+        while name in curves:
+            name, n = f"{identity(row)[0]}#{n}", n + 1
+        rows, curves = [*rows, row | dict(run=name)], curves | {name: kept_curves[row["run"]]}
+    return in_order(rows), curves
 
 
 def as_csv(columns: str, rows: list[dict]) -> bytes:
@@ -340,7 +361,7 @@ def write_results(out: Path, rows: list[dict], curves: dict[str, list]) -> None:
     write(out / "curves.csv.gz", gzip.compress(as_csv(CURVE_COLUMNS, points), mtime=0))
 
 
-def read_results(out: Path) -> tuple[list[dict], dict[str, list]]:
+def read_results(out: Path, flag: str) -> tuple[list[dict], dict[str, list]]:
     types = dict(seed=int, steps=int, episodes=int, final_return=float, sps=float)
     try:
         with open(out / "runs.csv", newline="") as file:
@@ -350,9 +371,9 @@ def read_results(out: Path) -> tuple[list[dict], dict[str, list]]:
             for p in csv.DictReader(file):
                 curves[p["run"]].append((int(p["step"]), float(p["return"]), int(p["episodes"])))
         if lost := [row["run"] for row in rows if row["status"] == "finished" and not curves[row["run"]]]:
-            refuse(f"{out / 'curves.csv.gz'} has no curve of {lost[0]}: call report.py without --from-results.")
+            refuse(f"{out / 'curves.csv.gz'} has no curve of {lost[0]}: call report.py without {flag}.")
     except (OSError, EOFError, KeyError, ValueError) as error:
-        refuse(f"--from-results needs runs.csv and curves.csv.gz in {out}, as this script writes them ({error!r}).")
+        refuse(f"{flag} needs runs.csv and curves.csv.gz in {out}, as this script writes them ({error!r}).")
     return rows, curves
 
 
@@ -659,9 +680,11 @@ def figures(out: Path, cells: dict, lengths: dict, curves: dict[str, list]) -> d
 def main(argv: list[str] | None = None) -> int:
     args = tyro.cli(Args, args=argv, description=__doc__)
     if args.from_results:
-        rows, curves = read_results(args.out)
+        rows, curves = read_results(args.out, "--from-results")
     else:
+        kept = read_results(args.out, "--keep") if args.keep else ([], {})
         rows, curves = rows_and_curves(read_online(args.wandb) if args.wandb else read_folders(args.runs, args.cache))
+        rows, curves = add_kept(rows, curves, *kept)
     cells, lengths, left_out = select(rows, args.steps)
     try:
         args.out.mkdir(parents=True, exist_ok=True)

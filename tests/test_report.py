@@ -269,6 +269,31 @@ def test_from_results_gives_the_same_bytes(copied_run, tmp_path):
     assert contents(tmp_path / "results") == before
 
 
+def test_keep_adds_runs_to_those_of_an_earlier_report(copied_run, tmp_path):
+    run = copied_run("mdpo_onpolicy")
+    assert report.main([]) == 0
+    (read,) = rows_of(tmp_path / "results")
+    gone = row("ppo", run="gone")
+    stale = row("mdpo_onpolicy", run="r", variant=read["variant"], score=-1.0)  # the run that is read, earlier
+    other = row("mdpo_onpolicy", run="r", variant="anneal_lr=True", score=7.0)  # of its name, with other flags
+    broken = row(algo="", run="odd", preset="", variant="", status="broken", reason="why", seed="", score="", steps="")
+    out = tmp_path / "results"
+    out.mkdir(exist_ok=True)
+    kept = [gone, stale, other | dict(run="r#2"), broken]
+    report.write_results(out, kept, {r["run"]: [] if r is broken else [(1, r["final_return"], 3)] for r in kept})
+    for _ in range(2):  # once more changes nothing
+        assert report.main(["--keep"]) == 0
+        found = {r["run"]: r for r in rows_of(out)}
+        assert set(found) == {"r", "r#2", "gone", "odd"} and found["r"] == read
+        assert found["r#2"]["variant"] == "anneal_lr=True" and float(found["r#2"]["final_return"]) == 7
+        assert report.read_results(out, "")[1].items() >= {"gone": [(1, 100.0, 3)], "r#2": [(1, 7.0, 3)]}.items()
+    shutil.rmtree(run / "wandb")
+    shutil.copytree(run, run.parent / "new")
+    shutil.rmtree(run)
+    assert report.main(["--keep"]) == 0  # a run whose folder is gone stays
+    assert {r["run"]: r for r in rows_of(out)}["r"] == read
+
+
 # ----------------------------------------------------------------------------------------------------- variants
 
 
@@ -590,6 +615,7 @@ def no_account():
         (("--runs", "nowhere"), None, "there is no folder nowhere"),
         (("--runs", "."), None, "no runs in ."),
         (("--from-results",), None, "--from-results needs runs.csv and curves.csv.gz in results"),
+        (("--keep",), None, "--keep needs runs.csv and curves.csv.gz in results"),
         (("--from-results", "--out", "half"), None, "half/curves.csv.gz has no curve of Hopper-v4__ppo"),
         (("--from-results", "--out", "file"), None, "needs runs.csv and curves.csv.gz in file"),
         (("--wandb", "a/nothing"), NoProject, "Could not find project nothing"),
