@@ -334,13 +334,16 @@ def in_order(rows: list[dict]) -> list[dict]:
 
 def add_kept(rows: list[dict], curves: dict, kept: list[dict], kept_curves: dict) -> tuple[list[dict], dict]:
     """The runs read now and those kept from an earlier report. Of two with the same name and flags the one read now
-    counts: it is the same run, gone on or made again. With the same name and other flags it is another run."""
+    counts: it is the same run, gone on or made again. With the same name and other flags it is another run. What
+    has not finished, or cannot be read any more, takes no finished run's place."""
 
     def identity(row: dict) -> tuple[str, str]:
         return row["run"].split("#")[0], row["variant"] or ""
 
-    read = set(map(identity, rows))
-    for row in (row for row in kept if identity(row) not in read):
+    read, finished = set(map(identity, rows)), {identity(row) for row in rows if row["status"] == "finished"}
+    for row in kept:
+        if identity(row) in (finished if row["status"] == "finished" else read):
+            continue
         name, n = row["run"], 2
         while name in curves:
             name, n = f"{identity(row)[0]}#{n}", n + 1
