@@ -1,0 +1,32 @@
+"""The peers' SAC with our settings, for returns beside ours: `python tests/peer.py --steps 1000000 --seeds 1 2`.
+
+SBX if it is there (`pip install sbx-rl`: the same algorithm in JAX, some three times faster), else stable-baselines3.
+Two differences from sac.py stay: no V network, the slow copies being of both Q, and the policy's loss takes
+min(Q1, Q2). A line a run goes to the terminal: the mean return of the last 100 training episodes, and of 10 episodes
+of the policy's mean, as `sac.py --evaluate` has them.
+"""
+
+import argparse
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import numpy as np
+from stable_baselines3.common.evaluation import evaluate_policy
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", default="HalfCheetah-v4")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--size", type=int, default=64, help="units in a layer, and transitions in a batch")
+    args = parser.parse_args()
+    package = "sbx" if find_spec("sbx") else "stable_baselines3"
+    SAC = __import__(package).SAC
+    for seed in args.seeds:
+        settings = dict(batch_size=args.size, ent_coef=0.2, learning_starts=10_000, seed=seed, stats_window_size=100)
+        model = SAC("MlpPolicy", args.env_id, policy_kwargs=dict(net_arch=[args.size] * 2), **settings)
+        model.learn(args.steps, log_interval=None)
+        score = np.mean([episode["r"] for episode in model.ep_info_buffer])
+        mean, _ = evaluate_policy(model, model.get_env())
+        name = f"{args.env_id} {package} {version(package.replace('sbx', 'sbx-rl'))} SAC, {args.size} units, seed {seed}"
+        print(f"{name}, {args.steps} steps: training {score:.1f}, policy's mean {mean:.1f}", flush=True)
