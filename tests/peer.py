@@ -28,5 +28,5 @@ if __name__ == "__main__":
         model.learn(args.steps, log_interval=None)
         score = np.mean([episode["r"] for episode in model.ep_info_buffer])
         mean, _ = evaluate_policy(model, model.get_env())
-        name = f"{args.env_id} {package} {version(package.replace('sbx', 'sbx-rl'))} SAC, {args.size} units, seed {seed}"
-        print(f"{name}, {args.steps} steps: training {score:.1f}, policy's mean {mean:.1f}", flush=True)
+        name = f"{package} {version(package.replace('sbx', 'sbx-rl'))} SAC, {args.size} units, {args.env_id}"
+        print(f"{name}, seed {seed}, {args.steps} steps: training {score:.1f}, policy's mean {mean:.1f}", flush=True)
