@@ -537,7 +537,8 @@ def table(group: tuple[str, str], cells: dict, lengths: dict, others: list[dict]
     lag = [env_id for env_id in by_task(cells) if any(r["env_id"] == env_id and r["episodes"] < 500 for r in runs)]
     note = f"On {', '.join(lag)} the last 100 episodes are more than a fifth of a run: the score lags behind the curve."
     gaps = "; ".join(missing(algos, cells, others))
-    made = {what: sorted({row[what] for row in runs}) for what in ("commit", "versions", "seed")}
+    made = {what: sorted({row[what] for row in runs}) for what in ("versions", "seed")}
+    commits = sorted({commit for row in runs for commit in row["commit"].split() or ["unknown"]})  # resumed: several
     return [
         f"## {group[0].capitalize()}, {group[1]}", "",
         f"Final return, mean ± 1.96 · std / √n over n seeds. Ours: seeds {', '.join(map(str, made['seed']))}.", "",
@@ -546,7 +547,7 @@ def table(group: tuple[str, str], cells: dict, lengths: dict, others: list[dict]
         "Interquartile mean [95 % stratified bootstrap interval] of the same runs:", "",
         *markdown(["task", *algos], iqm_lines),
         f"Missing: {gaps}." if gaps else "Nothing is missing.", "",
-        f"Made at commit {', '.join(c or 'unknown' for c in made['commit'])} with {' or '.join(made['versions'])}.", "",
+        f"Made at commit {', '.join(commits)} with {' or '.join(made['versions'])}.", "",
     ]  # fmt: skip
 
 

@@ -387,6 +387,12 @@ def test_known_numbers_give_known_cells_beside_the_papers(tmp_path):
     assert "seeds 1, 2, 3, 4, 5" in table and "commit c0ffee with torch=2.13.0" in table
 
 
+def test_every_commit_of_a_resumed_run_is_named_once(tmp_path):
+    commits = ["beef c0ffee", "c0ffee", ""]
+    table = make(tmp_path, [row(seed=seed, commit=commit) for seed, commit in enumerate(commits, start=1)])
+    assert "Made at commit beef, c0ffee, unknown with" in table
+
+
 def test_tsallis_stands_beside_the_papers_best_q_and_another_task_beside_a_dash(tmp_path):
     table = make(tmp_path, [row("mdpo_tsallis", "Walker2d-v4"), row("sac", "Swimmer-v4")])
     assert line(table, "Walker2d-v4, 1M steps")[3:5] == ["100 (n = 1)", "1151 ± 218, q = 1.8"]
