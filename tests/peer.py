@@ -1,9 +1,10 @@
 """The peers' SAC with our settings, for returns beside ours: `python tests/peer.py --steps 1000000 --seeds 1 2`.
 
 SBX if it is there (`pip install sbx-rl`: the same algorithm in JAX, some three times faster), else stable-baselines3.
-Two differences from sac.py stay: no V network, the slow copies being of both Q, and the policy's loss takes
-min(Q1, Q2). A line a run goes to the terminal: the mean return of the last 100 training episodes, and of 10 episodes
-of the policy's mean, as `sac.py --evaluate` has them.
+Differences from sac.py stay: no V network, the slow copies being of both Q; the policy's loss takes min(Q1, Q2), and
+comes after the critic's step; the first weights are larger (SBX's), and the first policy is not the uniform one. A line
+a run goes to the terminal: the mean return of the last 100 training episodes, and of 10 episodes of the policy's mean,
+as `sac.py --evaluate` has them.
 """
 
 import argparse
