@@ -1,232 +1,192 @@
-"""Proximal Policy Optimization (PPO; Schulman, Wolski, Dhariwal, Radford & Klimov, 2017) with clipping, in one file.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch>=2.9", "gymnasium[mujoco]>=1.1", "mujoco", "numpy>=2", "tyro>=1", "wandb>=0.25", "tqdm"]
+# ///
+"""Proximal Policy Optimization (PPO; Schulman, Wolski, Dhariwal, Radford & Klimov, 2017) in one file.
 
-PPO, like MDPO, takes gradient steps on an unconstrained objective built from the samples of pi_k, and differs in how it
-stays near pi_k. MDPO pays for distance, by (1 / t_k) KL(pi_theta || pi_k). PPO stops gaining from it: with the ratio
-r = pi_theta(a|s) / pi_k(a|s) it maximises (the MDPO paper's Eq. 9)
+    python ppo.py --env-id Hopper-v4
+
+PPO, like MDPO, takes gradient steps on samples of pi_k and differs in how it stays near pi_k. MDPO subtracts
+(1 / t_k) KL(pi_theta || pi_k). PPO clips the ratio r = pi_theta(a|s) / pi_k(a|s) and maximizes (the MDPO paper's Eq. 9)
 
     mean[ min( r A_k, clip(r, 1 - eps, 1 + eps) A_k ) ].
 
-Once r has moved by more than eps in the direction that A_k favours, the minimum is the constant clip and the sample's
-gradient is zero; a move in the wrong direction keeps its gradient. The other samples go on moving the network, so that
-ratios leave the interval all the same: the clip discourages, it does not enforce.
+Once r has moved by more than eps in the direction that A_k favors, the sample's gradient is zero. Other samples still
+move the network, so the clip discourages large ratios but does not prevent them. The second objective of the PPO
+paper, KL-PPO, has a penalty instead (--objective kl-fixed, or kl-adaptive with a coefficient that tracks --target-kl):
 
-The steps are on shuffled minibatches, 10 passes over the batch, for policy and critic alike. The two share no
-parameters, so each has its own loop, the critic's being the one that MDPO and TRPO have. Choices that the paper leaves
-open: the norm of the policy's gradient is clipped at 0.5, and advantages are standardised over the batch, as in MDPO.
+    mean[ r A_k ] - beta mean[ KL(pi_k || pi_theta) ].
 
-`diff ppo.py mdpo_onpolicy.py` shows the algorithm and nothing else. Beyond most implementations, an episode cut by a
-time limit is bootstrapped from the value of its true last observation; only a real termination has value zero.
+KL-PPO differs from MDPO in three ways: minibatches, the schedule of beta, and the direction of the KL. With
+--objective kl-annealed --kl-direction new-old, the whole batch as minibatch and m epochs it is mdpo_onpolicy.py.
+
+- Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
+- As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.
+- Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
+
+`diff ppo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
 
-import atexit
 import json
-import multiprocessing
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from shutil import which
+from shutil import disk_usage
 from typing import Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 import tyro
 import wandb
+from filelock import FileLock
 from torch import Tensor, nn
+from torch.distributions import Normal
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # any Gymnasium task with flat Box observations and Box actions
-    seed: int = 1  # of the networks, the exploration noise, the minibatches and the environments
-    total_timesteps: int = 1_000_000  # environment steps to train for; K = total_timesteps / (num_steps * num_envs)
-    preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variant; a flag given by hand wins
+    seed: int = 1  # seeds the networks, exploration noise, minibatches and environments
+    total_timesteps: int = 1_000_000  # environment steps; K = total_timesteps / (num_steps * num_envs) iterations
+    preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # compile the updates: half a minute the first time, a few seconds from the cache
-    run_name: str = ""  # a run lives in runs/NAME; default: {env_id}__{exp_name}__{seed}__{unix time}
-    checkpoint_interval: int = 100_000  # steps between checkpoints, the most that a crash loses, up to iterations
-    resume: bool = False  # continue --run-name from its checkpoint if it has one; flags not given are that run's
-    evaluate: bool = False  # play the deterministic policy of --run-name's checkpoint, print its returns, train nothing
-    eval_episodes: int = 10  # episodes to play with --evaluate
-    capture_video: bool = False  # record the episodes of --evaluate in runs/NAME/videos
-    wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline: no account; `wandb sync` uploads later
+    compile: bool = False  # torch.compile the updates; takes half a minute the first time
+    wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
     wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}
-    exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # the algorithm, in the run's name and records
+    run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
+    runs_dir: str = "runs"  # folder of all runs
+    checkpoint_interval: int = 100_000  # environment steps between checkpoints
+    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
+    evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
+    eval_episodes: int = 10  # episodes to play with --evaluate
+    capture_video: bool = False  # record the first episode of --evaluate in RUNS_DIR/RUN_NAME/videos
+    exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
-    num_envs: int = 1  # environments stepped side by side; 1 is the paper's
-    async_envs: bool = False  # a worker process for each environment, for tasks that are slow to step
-    num_steps: int = 2048  # T, steps of each environment in an iteration
-    gamma: float = 0.99  # γ, the discount
-    learning_rate: float = 3e-4  # η, Adam's rate for policy and critic
+    num_envs: int = 1  # environments, stepped in turn
+    num_steps: int = 2048  # T, steps per environment and iteration
+    gamma: float = 0.99  # γ, discount
+    gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
+    learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
+    anneal_lr: bool = True  # anneal Adam's learning rate linearly to 0 (minimal: off)
+    norm_obs: bool = True  # normalize observations by running statistics (minimal: off)
+    norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
+    orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
+    clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
     critic_epochs: int = 10  # the critic's passes over a batch
     critic_minibatch_size: int = 64  # the critic's minibatch
-    anneal_lr: bool = True  # bring Adam's rate linearly to 0 (minimal: off)
-    norm_obs: bool = True  # standardise observations by running statistics, part of the agent (minimal: off)
-    norm_reward: bool = True  # divide rewards by the running deviation of the discounted return (minimal: off)
-    orthogonal_init: bool = True  # initialise weights orthogonally (minimal: off)
-    clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
-    gae_lambda: float = 0.95  # λ of generalised advantage estimation (loaded and minimal: 1, Monte-Carlo returns)
-    clip_coef: float = 0.2  # ε, how far a ratio gains
+    objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = (
+        "clip"  # clipped ratio, or KL-PPO with this β
+    )
+    clip_coef: float = 0.2  # ε of --objective clip
+    kl_coef: float = 1.0  # β of kl-fixed, the first β of kl-adaptive, β t_k of kl-annealed (t_k = 1 - k/K as in MDPO)
+    target_kl: float = 0.01  # mean KL per iteration that kl-adaptive aims at
+    kl_direction: Literal["old-new", "new-old"] = "old-new"  # KL(π_k ‖ π_θ), or KL(π_θ ‖ π_k) as in MDPO
     update_epochs: int = 10  # the policy's passes over a batch
-    minibatch_size: int = 64  # the policy's minibatch
+    minibatch_size: int = 64  # the policy's minibatch; the whole batch is not shuffled
+
+    def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and not 0 < value < np.inf and (name, value) not in MAY_BE_ZERO:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
+            raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
+        if self.run_name == ".." or self.run_name != Path(self.run_name).name:
+            raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
+        if (self.resume or self.evaluate) and not self.run_name:
+            raise ValueError("--resume and --evaluate need a --run-name")
 
 
-LOADED = dict(anneal_lr=True, norm_obs=True, norm_reward=True, orthogonal_init=True, clip_value_loss=True)
-PRESETS = {
-    "loaded-gae": LOADED | dict(gae_lambda=0.95),
-    "loaded": LOADED | dict(gae_lambda=1.0),
-    "minimal": dict.fromkeys(LOADED, False) | dict(gae_lambda=1.0),
-}
-compiled = partial(torch.compile, fullgraph=True, options={"cpp_wrapper": True})
-# What --resume may change of a run; every other flag is part of what the run is.
-CHANGEABLE = "run_name total_timesteps cuda compile checkpoint_interval resume evaluate eval_episodes capture_video"
-CHANGEABLE += " wandb_mode wandb_project wandb_entity wandb_group async_envs"
+MINIMAL = dict(gae_lambda=1.0, norm_obs=False, norm_reward=False, orthogonal_init=False, clip_value_loss=False)
+PRESETS = {"loaded-gae": {}, "loaded": dict(gae_lambda=1.0), "minimal": MINIMAL | dict(anneal_lr=False)}
+FIXED = ("env_id", "seed", "preset", "num_envs", "num_steps")  # --resume cannot change these
+MAY_BE_ZERO = {("seed", 0), ("gae_lambda", 0)}
+POLICY_BATCH = ("obs", "actions", "means", "std", "log_probs", "advantages")
 
 
-class MLP(nn.Module):
-    """Two tanh layers of 64. One flat vector of parameters: Adam is then a dozen operations, not a dozen a layer."""
-
-    def __init__(self, inputs: int, outputs: int, orthogonal_init: bool, last_gain: float, extra: int = 0):
-        super().__init__()
-        layers = [nn.Linear(inputs, 64), nn.Linear(64, 64), nn.Linear(64, outputs)]
-        if orthogonal_init:
-            for layer, gain in zip(layers, (2**0.5, 2**0.5, last_gain), strict=True):
-                nn.init.orthogonal_(layer.weight, gain)
-                nn.init.zeros_(layer.bias)
-        parts = [p.detach() for layer in layers for p in layer.parameters()] + [torch.zeros(extra)]
-        self.shapes = [p.shape for p in parts]
-        self.flat = nn.Parameter(torch.cat([p.flatten() for p in parts]))
-
-    def parts(self) -> list[Tensor]:
-        """Views of the flat vector: weight and bias of each layer, then the extra parameters."""
-        return [p.view(s) for p, s in zip(self.flat.split([s.numel() for s in self.shapes]), self.shapes, strict=True)]
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        w1, b1, w2, b2, w3, b3, extra = self.parts()
-        x = torch.tanh(F.linear(x, w1, b1))
-        x = torch.tanh(F.linear(x, w2, b2))
-        return F.linear(x, w3, b3), extra
-
-
-class Adam(nn.Module):
-    """Adam (Kingma & Ba, 2015) on a flat vector: torch.optim's spends more time in Python than these networks train."""
-
-    def __init__(self, params: Tensor, eps: float = 1e-5):
-        super().__init__()
-        self.eps = eps
-        start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
-        start |= dict(betas=torch.tensor([0.9, 0.999]), count=torch.zeros(()))
-        for name, value in start.items():
-            self.register_buffer(name, value)
-
-    @torch.no_grad()
-    def step(self, params: Tensor, gradient: Tensor) -> None:
-        self.count += 1
-        if not torch.compiler.is_compiling():  # torch's kernel of the lines below: a tenth of an eager update less
-            state = [params], [gradient], [self.mean], [self.square], [], [self.count]
-            options = dict(lr=self.lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0)
-            return torch._fused_adam_(*state, **options, amsgrad=False, maximize=False)
-        correction = 1 - self.betas**self.count
-        self.mean.lerp_(gradient, 0.1)
-        self.square.lerp_(gradient * gradient, 0.001)
-        deviation = (self.square / correction[1]).sqrt().add_(self.eps)
-        params.sub_(self.lr / correction[0] * self.mean / deviation)
+def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> nn.Sequential:
+    layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
+    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain), strict=True) if orthogonal_init else ():
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all that was seen, a batch at a time (Chan, Golub & LeVeque, 1979), in double precision."""
+    """Mean and standard deviation of all samples so far."""
 
     def __init__(self, *shape: int):
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        start = torch.stack([torch.ones(shape), torch.zeros(shape), torch.ones(shape)])
+        self.register_buffer("sums", 1e-8 * start.double())  # count, sum and sum of squares
 
     def update(self, batch: Tensor) -> None:
-        batch = batch.double()
-        share = len(batch) / (self.count + len(batch))  # of the batch in all that was seen
-        delta = batch.mean(0) - self.mean
-        self.var += share * (batch.var(0, correction=0) - self.var + (1 - share) * delta**2)
-        self.mean += share * delta
-        self.count += len(batch)
+        self.sums += torch.stack([torch.ones_like(batch), batch, batch**2]).sum(1)
+
+    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
+        count, total, square = self.sums.cpu().numpy()
+        return total / count, np.sqrt(square / count - (total / count) ** 2 + 1e-8)
 
 
-class Agent(nn.Module):
-    """All that is learnt: policy, critic, their optimisers, and the statistics that normalise what they see."""
+class Policy(nn.Module):
+    """Gaussian with a state-independent std. It owns the observation statistics, so it evaluates as it was trained."""
 
     def __init__(self, obs_dim: int, action_dim: int, args: Args):
         super().__init__()
-        self.policy = MLP(obs_dim, action_dim, args.orthogonal_init, last_gain=0.01, extra=action_dim)
-        self.critic = MLP(obs_dim, 1, args.orthogonal_init, last_gain=1.0)
-        self.policy_optimizer, self.critic_optimizer = Adam(self.policy.flat), Adam(self.critic.flat)
-        self.obs_moments, self.return_moments = RunningMoments(obs_dim), RunningMoments()
-        self.norm_obs = args.norm_obs
-        self.policy_step = compiled(policy_step) if args.compile else policy_step
-        self.critic_step = compiled(critic_step) if args.compile else critic_step
+        self.mean = mlp(obs_dim, action_dim, args.orthogonal_init, last_gain=0.01)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.obs_moments, self.norm_obs = RunningMoments(obs_dim), args.norm_obs
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        if self.norm_obs:
-            obs = ((obs - self.obs_moments.mean) / (self.obs_moments.var + 1e-8).sqrt()).clamp(-10, 10)
-        return obs.float()
+    def forward(self, obs: Tensor) -> Normal:
+        return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
 
-    def actor(self):
-        """The policy's mean as a function of numpy arrays: for a few observations five times faster than torch."""
-        w1, b1, w2, b2, w3, b3, _ = (p.detach().cpu().numpy() for p in self.policy.parts())
-        shift, scale = self.obs_moments.mean.cpu().numpy(), (self.obs_moments.var + 1e-8).sqrt().cpu().numpy()
+    def normalizer(self) -> Callable[[np.ndarray], np.ndarray]:
+        if not self.norm_obs:
+            return lambda obs: obs.astype(np.float32)
+        mean, std = self.obs_moments.mean_and_std()
+        return lambda obs: ((obs - mean) / std).clip(-10, 10).astype(np.float32)
 
-        def mean_action(obs: np.ndarray) -> np.ndarray:
-            if self.norm_obs:
-                obs = ((obs - shift) / scale).clip(-10, 10)
-            x = obs.astype(np.float32).dot(w1.T) + b1
-            x = np.tanh(x).dot(w2.T) + b2
-            return np.tanh(x).dot(w3.T) + b3
-
-        return mean_action
-
-    def noise(self, *shape: int) -> np.ndarray:
-        """Exploration noise for a whole rollout at once."""
-        std = self.policy.parts()[-1].detach().exp().cpu()
-        return (torch.randn(*shape, len(std)) * std).numpy()
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self.policy_optimizer.lr.fill_(learning_rate)
-        self.critic_optimizer.lr.fill_(learning_rate)
+    def numpy_mean(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The mean action of normalized observations. For a few of them numpy is several times faster than torch."""
+        w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
+        return lambda x: np.tanh(np.tanh(x @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
 
-def gaussian_log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """log N(action; mean, diag(std^2)), one number a row."""
-    z = (action - mean) * torch.exp(-log_std)
-    return -0.5 * (z * z).sum(-1) - (log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+class Adam(nn.Module):
+    """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
+
+    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-5):
+        super().__init__()
+        self.params, self.eps = list(params), eps
+        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
+        self.requires_grad_(False).register_buffer("count", torch.zeros((), device=self.params[0].device))
+
+    @torch.no_grad()
+    def step(self, gradients: Iterable[Tensor], learning_rate: Tensor) -> None:
+        self.count += 1
+        rate, scale = learning_rate / (1 - 0.9**self.count), (1 - 0.999**self.count).rsqrt()
+        for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.001)
+            p.sub_(mean * rate / square.sqrt().mul_(scale).add_(self.eps))
 
 
-def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
-    """KL(p || q) of diagonal Gaussians, in closed form, one number a row."""
-    z = (mean_p - mean_q) * torch.exp(-log_std_q)
-    return (log_std_q - log_std_p + 0.5 * (torch.exp(2 * (log_std_p - log_std_q)) + z * z - 1)).sum(-1)
-
-
-def gaussian_entropy(log_std: Tensor) -> Tensor:
-    return (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
+def gaussian_kl(p: Normal, q: Normal) -> Tensor:
+    ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
+    return (0.5 * (ratio**2 + z**2 - 1) - torch.log(ratio)).sum(-1)
 
 
 def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> np.ndarray:
-    """Generalised advantage estimates (Schulman et al., 2016) of a rollout: arrays of steps x environments.
-
-    next_values[t] is the value of the observation that step t led to, the true last one where an episode ended:
-    a truncated episode is bootstrapped from it, a terminated one is not, and no sum runs across an episode's end.
-    """
+    """Generalized advantage estimation (Schulman et al., 2016). next_values are those of the true next observations."""
     deltas = rewards + gamma * (1 - terminated) * next_values - values
     decays = gamma * gae_lambda * (1 - done)
     advantages, advantage = np.empty_like(deltas), np.zeros_like(deltas[0])
@@ -235,360 +195,331 @@ def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda
     return advantages
 
 
-def explained_variance(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """1 for a perfect critic, 0 for one no better than a constant."""
-    return 1 - np.var(targets - predictions) / np.var(targets) if np.var(targets) > 0 else float("nan")
+def minibatches(batch: dict[str, Tensor], keys: tuple[str, ...], size: int) -> Iterable[tuple[Tensor, ...]]:
+    n = len(batch["obs"])
+    order = torch.randperm(n) if size < n else torch.arange(n)
+    return zip(*(batch[key][order.to(batch[key].device)].split(size) for key in keys), strict=True)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
-    """Half the squared error; clipped, the worse of it and that of values within 0.2 of the old ones."""
-    error = F.mse_loss(values, returns, reduction="none")
+    error = (values - returns) ** 2
     if clip:
-        near = values.clamp(old_values - 0.2, old_values + 0.2)
-        error = torch.maximum(error, F.mse_loss(near, returns, reduction="none"))
+        error = torch.maximum(error, (values.clamp(old_values - 0.2, old_values + 0.2) - returns) ** 2)
     return 0.5 * error.mean()
 
 
-def critic_step(critic: MLP, optimizer: Adam, obs: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
-    loss = value_loss(critic(obs)[0].squeeze(-1), old_values, returns, clip)
-    optimizer.step(critic.flat, torch.autograd.grad(loss, critic.flat)[0])
+def critic_step(critic: nn.Module, optimizer: Adam, obs, old_values, returns, clip: bool, learning_rate) -> Tensor:
+    loss = value_loss(critic(obs).squeeze(-1), old_values, returns, clip)
+    optimizer.step(torch.autograd.grad(loss, optimizer.params), learning_rate)
     return loss.detach()
 
 
-def update_critic(agent: Agent, batch: dict[str, Tensor], args: Args) -> dict[str, float]:
-    """Policy evaluation: fit V to the returns in shuffled minibatches."""
-    losses = []
-    for _ in range(args.critic_epochs):
-        order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
-        shuffled = [batch[key][order].split(args.critic_minibatch_size) for key in ("obs", "values", "returns")]
-        for minibatch in zip(*shuffled, strict=True):
-            losses.append(agent.critic_step(agent.critic, agent.critic_optimizer, *minibatch, args.clip_value_loss))
-    return {"losses/value_loss": torch.stack(losses).mean().item()}
+def clip_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """Minus Eq. 9."""
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages).mean()
 
 
-def ppo_objective(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
-    """Eq. 9: no gain from a ratio more than clip_coef away from 1."""
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages).mean()
+def kl_loss(ratio: Tensor, advantages: Tensor, kl: Tensor, kl_coef: Tensor) -> Tensor:
+    """Minus the objective of KL-PPO."""
+    return -(ratio * advantages).mean() + kl_coef * kl.mean()
 
 
-def policy_step(policy: MLP, optimizer: Adam, obs, actions, log_probs, advantages, clip_coef: float) -> Tensor:
-    """One step of gradient ascent on Eq. 9, on a minibatch. Returns its loss and the share of clipped ratios."""
-    mean, log_std = policy(obs)
-    ratio = torch.exp(gaussian_log_prob(actions, mean, log_std) - log_probs)
-    loss = -ppo_objective(ratio, advantages, clip_coef)
-    gradient = torch.autograd.grad(loss, policy.flat)[0]
-    optimizer.step(policy.flat, gradient * (0.5 / (gradient.norm() + 1e-6)).clamp(max=1))  # norm at most 0.5
-    return torch.stack([loss.detach(), ((ratio.detach() - 1).abs() > clip_coef).float().mean()])
+def mean_kl(pi: Normal, pi_k: Normal, direction: str) -> Tensor:
+    return (gaussian_kl(pi_k, pi) if direction == "old-new" else gaussian_kl(pi, pi_k)).mean()
 
 
-def update_policy(agent: Agent, batch: dict[str, Tensor], args: Args, progress: float) -> dict[str, float]:
-    """Several passes over the batch in shuffled minibatches."""
-    results, keys = [], ("obs", "actions", "log_probs", "advantages")
-    for _ in range(args.update_epochs):
-        order = torch.randperm(len(batch["obs"])).to(batch["obs"].device)
-        for minibatch in zip(*(batch[key][order].split(args.minibatch_size) for key in keys), strict=True):
-            results.append(agent.policy_step(agent.policy, agent.policy_optimizer, *minibatch, args.clip_coef))
-    policy_loss, clip_fraction = torch.stack(results).mean(0).tolist()
-    return {"losses/policy_loss": policy_loss, "losses/clipfrac": clip_fraction}
+def policy_step(
+    policy: Policy, optimizer: Adam, minibatch: dict, clip_coef: float | None, kl_coef, direction: str, learning_rate
+) -> Tensor:
+    obs, actions, means, std, log_probs, advantages = minibatch
+    pi, pi_k = policy(obs), Normal(means, std, validate_args=False)
+    ratio = torch.exp(pi.log_prob(actions).sum(-1) - log_probs)
+    if clip_coef:
+        loss = clip_loss(ratio, advantages, clip_coef)
+    else:
+        loss = kl_loss(ratio, advantages, mean_kl(pi, pi_k, direction), kl_coef)
+    gradients = torch.autograd.grad(loss, optimizer.params)
+    norm = torch.sqrt(sum((g * g).sum() for g in gradients))
+    optimizer.step([g * (0.5 / (norm + 1e-6)).clamp(max=1) for g in gradients], learning_rate)
+    return loss.detach()
 
 
-class SerialEnvs(gym.vector.SyncVectorEnv):
-    """Gymnasium's in-process vector without batched infos and copies, which cost over half of a HalfCheetah step."""
+def train(args: Args) -> int:
+    """Returns the exit status: 0, or 128 + the signal that stopped training."""
+    T, N, K = args.num_steps, args.num_envs, args.total_timesteps // (args.num_steps * args.num_envs)
+    envs = [make_env(args.env_id) for _ in range(N)]
+    obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
+    torch.manual_seed(args.seed)
+    policy = Policy(obs_dim, len(low), args).to(device)
+    critic, return_moments = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device), RunningMoments()
+    policy_optimizer, critic_optimizer = Adam(policy.parameters()), Adam(critic.parameters())
+    improve, fit = policy_step, critic_step
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True  # loss, gradient and step in one graph
+        improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
+    parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
+    parts["kl_coef"] = kl_coef = nn.ParameterList([torch.tensor(args.kl_coef, device=device)]).requires_grad_(False)
+    run = Run(args, parts | dict(return_moments=return_moments), total=K * T * N)
 
-    def step(self, actions: np.ndarray):
-        for i, env in enumerate(self.envs):
-            self._env_obs[i], self._rewards[i], self._terminations[i], self._truncations[i], _ = env.step(actions[i])
-            self._observations[i] = self._env_obs[i]
-        return self._observations, self._rewards, self._terminations, self._truncations, {}
+    def flat(array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
 
+    observations, next_observations = np.zeros((2, T, N, obs_dim))
+    actions, discounted_return = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
+    rewards, discounted_returns = np.zeros((2, T, N))
+    terminated, truncated = np.zeros((2, T, N), bool)
+    seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
+    obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
+    for k in range(run.step // (T * N), K):
+        # Roll out pi_k. Values and log-probabilities follow in one batch.
+        normalize, mean_action = policy.normalizer(), policy.numpy_mean()
+        noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
+        for t in range(T):
+            observations[t], actions[t] = obs, mean_action(normalize(obs)) + noise[t]
+            for i, env in enumerate(envs):
+                action = actions[t, i].clip(low, high)
+                obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
+                next_observations[t, i] = obs[i]
+                discounted_returns[t, i] = discounted_return[i] = args.gamma * discounted_return[i] + rewards[t, i]
+                if "episode" in info:
+                    run.log_episode((k * T + t) * N + i + 1, info["episode"])
+                    obs[i], discounted_return[i] = env.reset()[0], 0
+        step, done = (k + 1) * T * N, terminated | truncated
+        check_finite(step, observations=next_observations, rewards=rewards)
 
-def make_env(env_id: str) -> gym.Env:
-    if multiprocessing.parent_process() is not None:  # a worker: when it stops is the main process's to say
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_IGN)
-    return gym.make(env_id)
+        # Advantages and returns of the batch, under pi_k and the old critic.
+        scaled_rewards = rewards
+        if args.norm_reward:
+            return_moments.update(torch.as_tensor(discounted_returns.ravel()))
+            scaled_rewards = np.clip(rewards / return_moments.mean_and_std()[1], -10, 10)
+        with torch.no_grad():
+            batch = dict(obs=flat(normalize(observations)), actions=flat(actions))
+            pi_k = policy(batch["obs"])
+            batch |= dict(means=pi_k.loc, std=pi_k.scale, log_probs=pi_k.log_prob(batch["actions"]).sum(-1))
+            both = torch.cat([batch["obs"], flat(normalize(next_observations))])
+            values, next_values = critic(both).view(2, N, T).transpose(1, 2).cpu().double().numpy()
+        advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        batch["advantages"] = flat((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
+        batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
+        # Policy improvement: passes over shuffled minibatches.
+        learning_rate = torch.tensor(args.learning_rate * (1 - k / K if args.anneal_lr else 1), device=device)
+        if args.objective == "kl-annealed":
+            kl_coef[0].fill_(args.kl_coef / (1 - k / K))
+        clip_coef = args.clip_coef if args.objective == "clip" else None
+        for _ in range(args.update_epochs):
+            for minibatch in minibatches(batch, POLICY_BATCH, args.minibatch_size):
+                policy_loss = improve(
+                    policy, policy_optimizer, minibatch, clip_coef, kl_coef[0], args.kl_direction, learning_rate
+                )
 
-def refuse(sentence: str) -> NoReturn:
-    """Input that cannot work: a plain sentence, and exit status 2."""
-    print(f"error: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def load_checkpoint(args: Args, agent: Agent | None = None) -> dict | None:
-    """The checkpoint of --run-name, if it has one, and its agent into `agent`. weights_only: no code is unpickled."""
-    path = Path("runs", args.run_name, "checkpoint.pt")
-    if not args.run_name or not path.exists():
-        return None
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if (writer := checkpoint["args"]["exp_name"]) != args.exp_name:
-            raise ValueError(f"it was written by {writer}, not by {args.exp_name}")
-        _ = Args(**checkpoint["args"]), checkpoint["state"]["iteration"]
-        if agent is not None:
-            agent.load_state_dict(checkpoint["agent"])
-    except Exception as error:  # a damaged, unsafe or unfit file fails in many ways
-        reason = str(error).strip().split("\n")[0]
-        refuse(f"{path} cannot be used here: {reason} ({type(error).__name__}). It is left as it is.")
-    return checkpoint
-
-
-def parse_args(argv: list[str] | None = None) -> Args:
-    """Flags given by hand win; the others come from the run that is resumed or evaluated, else from the preset."""
-    args = tyro.cli(Args, args=argv, description=__doc__)
-    checkpoint, goes_on = load_checkpoint(args), args.resume or args.evaluate
-    saved = PRESETS[args.preset] | dict(preset=args.preset)
-    if checkpoint and goes_on:
-        saved = checkpoint["args"] | dict(resume=args.resume, evaluate=args.evaluate)
-    args = tyro.cli(Args, args=argv, default=Args(**saved))
-    batch_size = args.num_steps * args.num_envs
-    for name, value in asdict(args).items():
-        flag = f"--{name.replace('_', '-')}"
-        if type(value) in (int, float) and name not in ("seed", "gae_lambda") and not 0 < value < float("inf"):
-            refuse(f"{flag} must be a positive number, not {value}.")
-        if checkpoint and args.resume and name not in CHANGEABLE.split() and value != saved[name]:
-            refuse(f"{flag} is {saved[name]} in run {args.run_name}; it cannot become {value} when the run is resumed.")
-        if name.endswith("minibatch_size") and value > batch_size:
-            refuse(f"{flag} {value} is more than a rollout of {batch_size} steps.")
-    folder = Path("runs", args.run_name)
-    problems = {
-        f"{folder} holds a run: --resume continues it, another --run-name starts one.": checkpoint and not goes_on,
-        f"--evaluate needs {folder / 'checkpoint.pt'}, which is not there.": args.evaluate and not checkpoint,
-        "--capture-video records the episodes of --evaluate: give both.": args.capture_video and not args.evaluate,
-        f"--seed must not be negative, and {args.seed} is.": args.seed < 0,
-        f"--gamma must lie in (0, 1], and {args.gamma} does not.": args.gamma > 1,
-        f"--gae-lambda must lie in [0, 1], and {args.gae_lambda} does not.": not 0 <= args.gae_lambda <= 1,
-        f"--total-timesteps must be at least one rollout, {batch_size} steps.": args.total_timesteps < batch_size,
-    }
-    if found := [sentence for sentence, is_so in problems.items() if is_so]:
-        refuse(found[0])
-    if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    try:
-        env = gym.make(args.env_id)
-    except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
-        refuse(f"Gymnasium cannot make {args.env_id}: {error}")
-    for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
-    env.close()
-    args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    return args
-
-
-def evaluate(args: Args) -> int:
-    """Play the policy's mean, normalised by the statistics that it was trained with."""
-    env = gym.make(args.env_id)
-    if args.capture_video:
-        # Gymnasium's own tasks have a camera that follows the robot; by default it runs out of the picture.
-        camera = {"camera_name": "track"} if "gymnasium.envs.mujoco" in str(env.spec.entry_point) else {}
-        env = gym.make(args.env_id, render_mode="rgb_array", **camera)
-        env = gym.wrappers.RecordVideo(env, f"runs/{args.run_name}/videos", episode_trigger=lambda episode: True)
-    low, high = env.action_space.low, env.action_space.high
-    agent = Agent(env.observation_space.shape[0], low.shape[0], args)
-    load_checkpoint(args, agent)
-    mean_action, returns = agent.actor(), []
-    for episode in range(args.eval_episodes):
-        obs, _ = env.reset(seed=args.seed + episode)
-        done, rewards = False, []
-        while not done:
-            obs, reward, terminated, truncated, _ = env.step(np.clip(mean_action(obs), low, high))
-            rewards.append(float(reward))
-            done = terminated or truncated
-        returns.append(sum(rewards))
-        print(f"episode {episode + 1}: return {returns[-1]:.1f} in {len(rewards)} steps", flush=True)
-    env.close()
-    print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
-    return 0
+        # Policy evaluation: fit the critic on shuffled minibatches.
+        for _ in range(args.critic_epochs):
+            for minibatch in minibatches(batch, ("obs", "values", "returns"), args.critic_minibatch_size):
+                v_loss = fit(critic, critic_optimizer, *minibatch, args.clip_value_loss, learning_rate)
+        with torch.no_grad():
+            pi = policy(batch["obs"])
+        if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
+            policy.obs_moments.update(flat(observations))
+        metrics = {"losses/policy_loss": policy_loss, "charts/kl_coef": kl_coef[0].item()}
+        if args.objective == "kl-adaptive":  # double or halve beta for the next iteration
+            kl = mean_kl(pi, pi_k, args.kl_direction)
+            kl_coef[0].mul_(2.0 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1.0)
+        metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
+        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
+        metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
+        run.log(step, metrics | {"charts/SPS": run.speed(step)})
+        if run.checkpoint(step):
+            break
+    return run.finish()
 
 
-def provenance() -> dict:
-    """What it takes to make a figure again: the commit, and the versions that decide results."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    git = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True) if which("git") else None
-    packages = ("torch", "gymnasium", "mujoco", "numpy", "wandb")
-    return dict(git_commit=git and git.stdout.strip(), versions={package: version(package) for package in packages})
+class Run:
+    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+
+    def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
+        self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
+        checkpoint = load_checkpoint(args, parts) if args.resume else None
+        saved = checkpoint or dict(step=0, wandb_id=secrets.token_hex(4), points=[], rng=torch.get_rng_state())
+        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        torch.set_rng_state(saved["rng"])
+        (self.folder / "finished").unlink(missing_ok=True)
+        (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
+        self.wandb = wandb.init(
+            project=args.wandb_project, entity=args.wandb_entity, mode=args.wandb_mode, id=self.wandb_id,
+            name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
+            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args),
+            dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # a kill loses one second
+        )  # fmt: skip
+        for number in (signal.SIGINT, signal.SIGTERM):  # the first one stops at a checkpoint, a second one kills
+            signal.signal(number, lambda n, _: (self.stop.append(n), signal.signal(n, signal.SIG_DFL)))
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
+        for step, metrics in saved["points"]:  # those that a kill may have lost
+            self.log(step, metrics)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        metrics = {name: float(value) for name, value in metrics.items()}
+        check_finite(step, **metrics)
+        self.points.append((step, metrics))
+        self.bar.update(step - self.bar.n)
+        try:
+            self.wandb.log(metrics | {"global_step": step}, step=step)
+        except ConnectionError:  # W&B's process is gone: SLURM sends SIGTERM to all processes at once
+            self.stop.append(signal.SIGTERM)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        self.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
+        self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
+
+    def speed(self, step: int) -> float:
+        return (step - self.bar.initial) / self.bar.format_dict["elapsed"]
+
+    def checkpoint(self, step: int) -> bool:
+        """Save if it is time. Returns whether a signal asked to stop."""
+        if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
+            self.step, self.points = step, self.points[-2000:]  # more than a second's worth
+            state = {name: part.state_dict() for name, part in self.parts.items()}
+            check_finite(step, **{f"{name}.{key}": x for name in state for key, x in state[name].items()})
+            state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
+            with open(self.folder / "checkpoint.tmp", "wb") as file:
+                torch.save(state | dict(rng=torch.get_rng_state()), file)
+                os.fsync(file.fileno())
+            os.replace(file.name, self.folder / "checkpoint.pt")  # atomic: a kill leaves the old one or the new one
+            if disk_usage(self.folder).free < 2e8:
+                raise OSError(f"less than 200 MB of disk space left at step {step}")
+        return bool(self.stop)
+
+    def finish(self) -> int:
+        self.bar.close()
+        status = 0 if self.step == self.total else 128 + self.stop[0]
+        try:
+            self.wandb.finish(exit_code=status)
+        except ConnectionError:  # a resume logs what W&B has missed
+            status = 128 + signal.SIGTERM
+        if status == 0:
+            (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
+        command = f"python {self.args.exp_name}.py --runs-dir {self.args.runs_dir} --run-name {self.args.run_name}"
+        print(f"stopped at step {self.step}: {command} --resume" if status else f"finished: {command} --evaluate")
+        return status
 
 
-def can_compile(device: torch.device) -> bool:
-    torch._dynamo.config.trace_autograd_ops = True  # loss, gradient and optimiser in one graph
-    try:
-        compiled(lambda x: torch.autograd.grad(x.sin().sum(), x)[0])(torch.ones(8, device=device, requires_grad=True))
-    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
-        print(f"--compile does not work here, going on without: {error}".split("\n")[0], file=sys.stderr)
-        return False
-    return True
-
-
-def check_finite(step: int, **named: np.ndarray | Tensor) -> None:
+def check_finite(step: int, **named: Tensor | np.ndarray | float) -> None:
     for name, values in named.items():
         if not torch.as_tensor(values).isfinite().all():
             raise FloatingPointError(f"{name} not finite at step {step}")
 
 
-def train(args: Args) -> int:
-    """Returns the exit status: 0, or 128 + the signal that stopped it."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more only slow networks this small down
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    T, N, K = args.num_steps, args.num_envs, args.total_timesteps // (args.num_steps * args.num_envs)
-    # Without autoreset, in one process or several, a step returns the true last observation of an episode.
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else SerialEnvs
-    envs = vector([partial(make_env, args.env_id)] * N, copy=False, autoreset_mode="Disabled")
-    atexit.register(envs.close)  # an error must not leave workers waiting
-    obs_space, low, high = envs.single_observation_space, envs.single_action_space.low, envs.single_action_space.high
-    args.compile = args.compile and can_compile(device)
-    agent = Agent(obs_space.shape[0], low.shape[0], args).to(device)
-    folder, checkpoint = Path("runs", args.run_name), load_checkpoint(args, agent)
-    state = dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
-    if checkpoint:
-        state = checkpoint["state"]
-        torch.set_rng_state(checkpoint["rng"])
-    if state["iteration"] >= K and (folder / "finished").exists():
-        print(f"{folder} is finished: it has made its {state['iteration'] * T * N} steps.")
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "finished").unlink(missing_ok=True)
+def fail(message: str) -> NoReturn:
+    sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
+
+
+def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        run = wandb.init(
-            dir=folder.resolve(), name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode,
-            project=args.wandb_project, entity=args.wandb_entity, job_type=args.exp_name,
-            group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-            tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
-            resume="allow" if args.wandb_mode == "online" else None,
-        )  # fmt: skip
-    except wandb.Error as error:
-        refuse(f"W&B cannot start: {error}")
-    (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
+        if video_folder:  # Gymnasium's MuJoCo tasks have a camera that follows the robot
+            camera = dict(camera_name="track") if "envs.mujoco" in str(gym.spec(env_id).entry_point) else {}
+            env = gym.make(env_id, render_mode="rgb_array", **camera)
+            env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
+        else:
+            env = gym.make(env_id)
+    except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
+        fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
+    for space in (env.observation_space, env.action_space):
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
+    return gym.wrappers.RecordEpisodeStatistics(env)
 
-    stop = []  # the first signal lets the iteration end and saves the run, a second of its kind kills
 
-    def log(step: int, point: dict[str, float]) -> None:
-        point = {name: float(value) for name, value in point.items()}
-        state["points"].append((time.time(), step, point))
-        try:
-            run.log(point | {"global_step": step}, step=step)
-        except ConnectionError:  # W&B's process is gone: SLURM or a shutdown sends SIGTERM to all processes at once
-            stop.append(signal.SIGTERM)
-
-    def save() -> None:
-        """Write under another name and rename: a kill at any instant leaves the old checkpoint or the new one, whole.
-
-        A kill also loses what W&B has not flushed: the last minute's points go along, and a resume logs them again."""
-        state["points"] = [p for p in state["points"] if p[0] > time.time() - 60]
-        with open(folder / "checkpoint.tmp", "wb") as file:
-            torch.save(dict(args=asdict(args), agent=agent.state_dict(), state=state, rng=torch.get_rng_state()), file)
-            os.fsync(file.fileno())
-        os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
-
-    points, state["points"] = state["points"], []
-    for _, step, point in points:
-        log(step, point)
-    save()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda n, _: (stop.append(n), signal.signal(n, signal.SIG_DFL)))
-    observations, next_observations = np.zeros((2, T, N, *obs_space.shape), obs_space.dtype)
-    actions = np.zeros((T, N, *low.shape), np.float32)
-    rewards, past_returns = np.zeros((2, T, N))
-    terminated, truncated = np.zeros((2, T, N), bool)
-    episode_return, episode_length, past_return = np.zeros((3, N))
-    first = last_save = state["iteration"]
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence([args.seed, first]).generate_state(1)[0]))
-    bar = tqdm(total=K * T * N, initial=first * T * N, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-    start = time.time()
-    for k in range(first, K):
-        # Roll out pi_k. Values and log-probabilities follow in one batch: one by one they would cost more than MuJoCo.
-        mean_action, noise = agent.actor(), agent.noise(T, N)
-        for t in range(T):
-            observations[t] = obs
-            actions[t] = action = mean_action(obs) + noise[t]
-            obs, rewards[t], terminated[t], truncated[t], _ = envs.step(action.clip(low, high))
-            next_observations[t] = obs
-            episode_return += rewards[t]
-            episode_length += 1
-            past_returns[t] = past_return = args.gamma * past_return + rewards[t]
-            done = terminated[t] | truncated[t]
-            if done.any():
-                for i in np.flatnonzero(done).tolist():
-                    total, length = episode_return[i], episode_length[i]
-                    log((k * T + t) * N + i + 1, {"charts/episodic_return": total, "charts/episodic_length": length})
-                    state["returns"] = [*state["returns"][-99:], float(total)]
-                obs, _ = envs.reset(options={"reset_mask": done})
-                episode_return[done] = episode_length[done] = past_return[done] = 0
-        step = (k + 1) * T * N
-        check_finite(step, observations=next_observations, rewards=rewards)
-
-        # The batch: what pi_k saw and did, and its advantages and returns.
-        def flat(array: np.ndarray) -> Tensor:
-            return torch.as_tensor(array.reshape(T * N, *array.shape[2:]), device=device)
-
-        scale = 1.0
-        if args.norm_reward:
-            agent.return_moments.update(flat(past_returns))
-            scale = (agent.return_moments.var.item() + 1e-8) ** 0.5
-        with torch.no_grad():
-            batch = dict(obs=agent.normalize(flat(observations)), actions=flat(actions))
-            batch["means"], log_std = agent.policy(batch["obs"])
-            batch["log_std"] = log_std.clone()  # a view of what the update will change
-            batch["log_probs"] = gaussian_log_prob(batch["actions"], batch["means"], log_std)
-            both = torch.cat([batch["obs"], agent.normalize(flat(next_observations))])
-            values, next_values = agent.critic(both)[0].view(2, T, N).cpu().numpy().astype(np.float64)
-        scaled, done = np.clip(rewards / scale, -10, 10) if args.norm_reward else rewards, terminated | truncated
-        advantages = gae(scaled, values, next_values, terminated, done, args.gamma, args.gae_lambda)
-        standardized = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        for key, array in dict(advantages=standardized, values=values, returns=advantages + values).items():
-            batch[key] = flat(array).float()
-
-        # The update: first the policy, then the critic.
-        learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
-        agent.set_learning_rate(learning_rate)
-        point = update_policy(agent, batch, args, k / K) | update_critic(agent, batch, args)
-        with torch.no_grad():
-            mean, log_std = agent.policy(batch["obs"])
-            point["losses/kl"] = gaussian_kl(mean, log_std, batch["means"], batch["log_std"]).mean().item()
-            point["losses/entropy"] = gaussian_entropy(log_std).item()
-        check_finite(step, **point, policy=agent.policy.flat, critic=agent.critic.flat)
-        if args.norm_obs:  # only now, so that pi_k acts and is updated on the same inputs
-            agent.obs_moments.update(flat(observations))
-        point["losses/explained_variance"] = explained_variance(values, advantages + values)
-        point["charts/learning_rate"] = learning_rate
-        point["charts/SPS"] = (k + 1 - first) * T * N / (time.time() - start)
-        log(step, point)
-        bar.set_postfix({"return": f"{np.mean(state['returns'] or [np.nan]):.0f}"}, refresh=False)
-        bar.update(T * N)
-        state["iteration"] = k + 1
-        if stop or k + 1 == K or (k + 1 - last_save) * T * N >= args.checkpoint_interval:
-            save()
-            last_save = k + 1
-            if stop:
-                break
-    bar.close()
-    envs.close()
-    status = 128 + stop[0] if state["iteration"] < K else 0
+def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
+    """Load --run-name's checkpoint, if there is one, into parts. weights_only: a file from a stranger runs no code."""
+    path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
+    if not args.run_name or not path.exists():
+        return None
     try:
-        run.finish(exit_code=status)
-    except ConnectionError:
-        status = 128 + signal.SIGTERM  # also at the end of training: what W&B missed, a resume logs again
-    if status == 0:
-        (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
-    else:
-        print(f"stopped after {state['iteration'] * T * N} steps: go on with --run-name {args.run_name} --resume")
-    return status
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if Args(**checkpoint["args"]).exp_name != args.exp_name:
+            raise ValueError(f"it is a run of {checkpoint['args']['exp_name']}.py")
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+    except Exception as error:  # a damaged or foreign file fails in many ways
+        fail(f"cannot use {path}: {type(error).__name__}, {' '.join(str(error).split())[:300]}")
+    return checkpoint
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """Explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    args = tyro.cli(Args, args=argv, description=__doc__)
+    folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
+    defaults = PRESETS[args.preset] | dict(preset=args.preset)
+    if checkpoint and (args.resume or args.evaluate):
+        same = ("run_name", "runs_dir", "resume", "evaluate")
+        defaults = checkpoint["args"] | {name: getattr(args, name) for name in same}
+        if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
+            fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
+    elif checkpoint:
+        fail(f"{folder} already holds a run: add --resume to continue it, or choose another --run-name")
+    elif args.evaluate:
+        fail(f"no checkpoint in {folder}")
+    elif args.resume:
+        print(f"no checkpoint in {folder}, starting a new run")
+    args = tyro.cli(Args, args=argv, default=Args(**defaults))
+    if checkpoint and args.resume:
+        if changed := [name for name in FIXED if getattr(args, name) != defaults[name]]:
+            fail(f"{folder} has {changed[0]} {defaults[changed[0]]}, which is fixed for a run")
+        if args.total_timesteps < checkpoint["step"]:
+            fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
+    if args.total_timesteps < args.num_steps * args.num_envs:
+        fail(f"--total-timesteps must be at least one iteration, {args.num_steps * args.num_envs} steps")
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    args.run_name = args.run_name or name
+    return args
+
+
+def evaluate(args: Args) -> int:
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
+    low, high, returns = env.action_space.low, env.action_space.high, []
+    policy = Policy(env.observation_space.shape[0], len(low), args)
+    load_checkpoint(args, dict(policy=policy))
+    normalize, mean_action = policy.normalizer(), policy.numpy_mean()
+    for number in range(args.eval_episodes):
+        (obs, _), info = env.reset(seed=args.seed + number), {}
+        while "episode" not in info:
+            obs, _, _, _, info = env.step(mean_action(normalize(obs)).clip(low, high))
+        returns.append(info["episode"]["r"])
+        print(f"episode {number + 1}: return {returns[-1]:.1f} in {info['episode']['l']} steps", flush=True)
+    env.close()
+    print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are what the literature reports
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
     args = parse_args(argv)
+    if args.evaluate:
+        return evaluate(args)
+    folder = Path(args.runs_dir, args.run_name)
     try:
-        return evaluate(args) if args.evaluate else train(args)
-    except gym.error.DependencyNotInstalled as error:  # what it takes to render
-        refuse(str(error))
-    except KeyboardInterrupt:
-        return 130
-    except FloatingPointError as error:
-        print(f"\nerror: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
-        return 1
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock", blocking=False).acquire()
+    except OSError as error:
+        fail(f"{folder} is in use by another process, or not writable: {error}")
+    with lock:
+        finished = folder / "finished"
+        if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
+            return print(f"{folder} is finished: it has trained for {args.total_timesteps} steps") or 0
+        try:
+            return train(args)
+        except wandb.Error as error:
+            fail(f"W&B cannot start: {error}")
+        except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
+            fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+        except (FloatingPointError, OSError) as error:
+            print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+            return 1
 
 
 if __name__ == "__main__":

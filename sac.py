@@ -1,24 +1,25 @@
-"""Soft Actor-Critic (SAC; Haarnoja, Zhou, Abbeel & Levine, 2018) with a V network and a fixed lambda, in one file.
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch>=2.9", "gymnasium[mujoco]>=1.1", "mujoco", "numpy>=2", "tyro>=1", "wandb>=0.25", "tqdm"]
+# ///
+"""Soft Actor-Critic (SAC; Haarnoja, Zhou, Abbeel & Levine, 2018), as the MDPO paper compares with it, in one file.
+
+    python sac.py --env-id Hopper-v4
 
 Off-policy MDPO keeps the next policy near the last one, by (1 / t_k) KL(pi_theta || pi_k). SAC keeps it near the
-uniform policy instead, the KL from which is a constant less the entropy: in a soft MDP, where the reward carries lambda
-times the policy's entropy, the next policy is the projection of exp(Q / lambda) / Z on the networks (the MDPO paper's
-Eqs. 12-13, with lambda written out). With a = a_theta(eps, s) reparameterised by noise that is to minimise (Eq. 14)
+uniform policy, the KL from which is a constant minus the entropy. In a soft MDP, where the reward includes lambda times
+the entropy, the next policy is the projection of exp(Q / lambda) / Z (the MDPO paper's Eqs. 12-13, with lambda). With
+reparameterized actions this minimizes (Eq. 14)
 
     mean[ lambda log pi_theta(a) - Q(s, a) ].
 
-It is off-policy MDPO's loss at 1 / t_k = lambda, where the old policy drops out: with the same seed the two scripts
-then make the same run. `diff sac.py mdpo_offpolicy.py` shows the algorithm and nothing else.
+This is off-policy MDPO's loss at 1 / t_k = lambda, where the old policy cancels: with the same seed the two scripts
+then make the same run. `diff sac.py mdpo_offpolicy.py` shows how they differ.
 
-The critic: Q fits r + gamma V', V' from a slow copy of V, and V fits min(Q1, Q2) - lambda log pi at an action of the
-policy. An update takes all four gradients at the same parameters, in one backward pass, and then makes the steps.
-With --gradient-steps m every environment step draws one batch and takes m policy steps on it, each with its own noise,
-and one step of the critic, which goes along with the m-th of the policy: the form that the MDPO paper compares with
-its Algorithm 2.
-
-This is the SAC of the MDPO paper: Q1 in the policy's loss as in its authors' release, and no tuning of lambda. An
-episode cut by a time limit is bootstrapped: only a real termination has value zero. As in the rest of the family the
-policy starts close to uniform in every state, by a small last layer.
+- Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters.
+- As in the MDPO authors' code, the policy loss has Q1 and lambda is not tuned.
+- Actions and densities are those of tanh in [-1, 1], whatever the task's bounds, so lambda means the same everywhere.
+- Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -27,16 +28,13 @@ import math
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import partial
-from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
-from shutil import disk_usage, which
+from shutil import disk_usage
 from typing import Literal, NoReturn
 
 import gymnasium as gym
@@ -45,6 +43,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 import wandb
+from filelock import FileLock
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -52,143 +51,97 @@ from tqdm import tqdm
 @dataclass
 class Args:
     env_id: str = "Hopper-v4"  # any Gymnasium task with flat Box observations and bounded Box actions
-    seed: int = 1  # of the networks, the exploration noise, the minibatches and the environments
-    total_timesteps: int = 1_000_000  # K, environment steps to train for
-    preset: Literal["loaded", "minimal"] = "loaded"  # the paper's variant; a flag given by hand wins
+    seed: int = 1  # seeds the networks, exploration noise, minibatches and environments
+    total_timesteps: int = 1_000_000  # K, environment steps
+    preset: Literal["loaded", "minimal"] = "loaded"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # compile the update: half a minute the first time, a few seconds from the cache
-    run_name: str = ""  # a run lives in runs/NAME; default: {env_id}__{exp_name}__{seed}__{unix time}
-    checkpoint_interval: int = 25_000  # steps between checkpoints, the most that a crash loses; 25 000 at most
-    resume: bool = False  # continue --run-name from its checkpoint if it has one; flags not given are that run's
-    evaluate: bool = False  # play the deterministic policy of --run-name's checkpoint, print its returns, train nothing
-    eval_episodes: int = 10  # episodes to play with --evaluate
-    capture_video: bool = False  # record the episodes of --evaluate in runs/NAME/videos
-    wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline: no account; `wandb sync` uploads later
+    compile: bool = False  # torch.compile the update; takes half a minute the first time
+    wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
     wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}
-    exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # the algorithm, in the run's name and records
+    run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
+    runs_dir: str = "runs"  # folder of all runs
+    checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25 000
+    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
+    evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
+    eval_episodes: int = 10  # episodes to play with --evaluate
+    capture_video: bool = False  # record the first episode of --evaluate in RUNS_DIR/RUN_NAME/videos
+    exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
-    learning_rate: float = 3e-4  # η, Adam's rate for all networks
-    gamma: float = 0.99  # γ, the discount
-    tau: float = 0.005  # τ, how far the slow copy of V moves towards V in an update
-    entropy_coef: float = 0.2  # λ, the weight of the entropy in the soft MDP; 0 is the hard MDP
-    hidden_size: int = 256  # units in each of a network's two hidden layers (minimal: 64)
-    batch_size: int = 256  # N, transitions in an update (minimal: 64)
+    learning_rate: float = 3e-4  # η, Adam's learning rate for all networks
+    gamma: float = 0.99  # γ, discount
+    tau: float = 0.005  # τ, rate of the Polyak average of V
+    entropy_coef: float = 0.2  # λ, weight of the entropy in the soft MDP; 0 is the hard MDP
+    hidden_size: int = 256  # units per hidden layer (minimal: 64)
+    batch_size: int = 256  # N, transitions per update (minimal: 64)
     buffer_size: int = 1_000_000  # transitions in the replay buffer, a file that grows as it fills
     learning_starts: int = 10_000  # steps with uniformly random actions before the first update
-    gradient_steps: int = 1  # policy updates per environment step
+    gradient_steps: int = 1  # updates per environment step, each with its own batch
+
+    def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and not 0 < value < np.inf and (name, value) not in MAY_BE_ZERO:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if max(self.gamma, self.tau) > 1 or self.checkpoint_interval > HEADROOM or self.seed >= 2**32:
+            raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25 000, --seed below 2**32")
+        if self.run_name == ".." or self.run_name != Path(self.run_name).name:
+            raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
+        if (self.resume or self.evaluate) and not self.run_name:
+            raise ValueError("--resume and --evaluate need a --run-name")
 
 
-PRESETS = {"loaded": dict(hidden_size=256, batch_size=256), "minimal": dict(hidden_size=64, batch_size=64)}
-compiled = partial(torch.compile, fullgraph=True, options={"cpp_wrapper": True})
-# What --resume may change of a run; every other flag is part of what the run is.
-CHANGEABLE = "run_name total_timesteps cuda compile checkpoint_interval resume evaluate eval_episodes capture_video"
-CHANGEABLE += " wandb_mode wandb_project wandb_entity wandb_group"
+PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
+FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
+MAY_BE_ZERO = {("seed", 0), ("entropy_coef", 0)}
+HEADROOM = 25_000  # rows of the replay buffer's file that no sample comes from
 
 
-class MLP(nn.Module):
-    """Two ReLU layers. One flat vector of parameters: Adam is then a dozen operations, not a dozen a layer.
-
-    `copies` networks side by side are the rows of a matrix of parameters, and one batched product evaluates them."""
-
-    def __init__(self, inputs: int, hidden_size: int, outputs: int, copies: int = 0, last_gain: float = 1.0):
-        super().__init__()
-        sizes = (inputs, hidden_size, hidden_size, outputs)
-        layers = [nn.Linear(*pair) for _ in range(copies or 1) for pair in pairwise(sizes)]
-        parts = [p.detach().t() for layer in layers for p in layer.parameters()]
-        for part in parts[-2:]:
-            part.mul_(last_gain)
-        self.shapes = [p.shape for p in parts[:6]]
-        self.flat = nn.Parameter(torch.cat([p.flatten() for p in parts]).view((copies, -1) if copies else -1))
-
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """Views of the flat vector: weight (inputs x outputs) and bias of each layer."""
-        sizes = [math.prod(shape) for shape in self.shapes]
-        return [p.view(*flat.shape[:-1], *s) for p, s in zip(flat.split(sizes, -1), self.shapes, strict=True)]
-
-    def forward(self, x: Tensor, flat: Tensor | None = None) -> Tensor:
-        """The networks' outputs, with their own parameters or with `flat` in their place."""
-        w1, b1, w2, b2, w3, b3 = self.parts(self.flat if flat is None else flat)
-        if w1.dim() == 2:
-            x = torch.relu_(torch.addmm(b1, x, w1))
-            x = torch.relu_(torch.addmm(b2, x, w2))
-            return torch.addmm(b3, x, w3)
-        x = torch.relu_(torch.baddbmm(b1.unsqueeze(1), x.expand(len(w1), *x.shape), w1))
-        x = torch.relu_(torch.baddbmm(b2.unsqueeze(1), x, w2))
-        return torch.baddbmm(b3.unsqueeze(1), x, w3)
-
-
-class Adam(nn.Module):
-    """Adam (Kingma & Ba, 2015) on a flat vector: torch.optim's spends more time in Python than these networks train."""
-
-    def __init__(self, params: Tensor, eps: float = 1e-5):
-        super().__init__()
-        self.eps = eps
-        start = dict(lr=torch.zeros(()), mean=torch.zeros_like(params), square=torch.zeros_like(params))
-        start |= dict(betas=torch.tensor([0.9, 0.999]), count=torch.zeros(()))
-        for name, value in start.items():
-            self.register_buffer(name, value)
-
-    @torch.no_grad()
-    def step(self, params: Tensor, gradient: Tensor) -> None:
-        self.count += 1
-        if not torch.compiler.is_compiling():  # torch's kernel of the lines below: a tenth of an eager update less
-            state = [params], [gradient], [self.mean], [self.square], [], [self.count]
-            options = dict(lr=self.lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0)
-            return torch._fused_adam_(*state, **options, amsgrad=False, maximize=False)
-        correction = 1 - self.betas**self.count
-        self.mean.lerp_(gradient, 0.1)
-        self.square.lerp_(gradient * gradient, 0.001)
-        deviation = (self.square / correction[1]).sqrt().add_(self.eps)
-        params.sub_(self.lr / correction[0] * self.mean / deviation)
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)]
+    return nn.Sequential(*layers)
 
 
 class Agent(nn.Module):
-    """All that is learnt: the policy, two Q and V, their optimisers, and the slow copy of V."""
-
-    def __init__(self, obs_dim: int, low: np.ndarray, high: np.ndarray, args: Args):
+    def __init__(self, obs_dim: int, action_dim: int, hidden: int):
         super().__init__()
-        self.obs_dim, self.action_dim, self.args = obs_dim, len(low), args
-        self.policy = MLP(obs_dim, args.hidden_size, 2 * len(low), last_gain=0.01)  # pi_0: nearly uniform, in any state
-        self.q = MLP(obs_dim + len(low), args.hidden_size, 1, copies=2)
-        self.v = MLP(obs_dim, args.hidden_size, 1)
-        self.slow_v = copy.deepcopy(self.v).requires_grad_(False)
-        self.policy_optimizer, self.q_optimizer, self.v_optimizer = (
-            Adam(net.flat.detach(), eps=1e-8) for net in (self.policy, self.q, self.v)
-        )
-        for optimizer in (self.policy_optimizer, self.q_optimizer, self.v_optimizer):
-            optimizer.lr.fill_(args.learning_rate)
-        halves, dtype = dict(scale=high / 2 - low / 2, shift=high / 2 + low / 2), torch.get_default_dtype()
-        for name, value in halves.items():
-            self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
-
-    def actor(self):
-        """The policy as a function of numpy arrays: for one observation five times faster than torch.
-
-        Without noise it plays the mean. On the CPU the arrays are the parameters, and follow them as they change."""
-        w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.policy.parts(self.policy.flat))
-        scale, shift, n = self.scale.cpu().numpy(), self.shift.cpu().numpy(), self.action_dim
-
-        def action(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
-            x = obs.astype(np.float32).dot(w1) + b1
-            x = np.maximum(x, 0).dot(w2) + b2
-            x = np.maximum(x, 0).dot(w3) + b3
-            return np.tanh(x[:n] + np.exp(x[n:].clip(-20, 2)) * noise) * scale + shift
-
-        return action
+        self.policy = mlp(obs_dim, hidden, 2 * action_dim)  # mean and log std of u, for actions tanh(u)
+        self.q1, self.q2 = mlp(obs_dim + action_dim, hidden, 1), mlp(obs_dim + action_dim, hidden, 1)
+        self.v = mlp(obs_dim, hidden, 1)
+        for parameter in self.policy[-1].parameters():  # without this MDPO does not learn Humanoid
+            parameter.data *= 0.01
+        self.target_v = copy.deepcopy(self.v)
 
 
-def gaussian_log_density(z: Tensor, log_std: Tensor) -> Tensor:
-    """log N(mean + std z; mean, std^2), in each dimension."""
-    return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)
+def numpy_policy(policy: nn.Sequential) -> Callable[..., np.ndarray]:
+    """The policy as a numpy function, the mean action without noise. For one observation it is faster than torch."""
+    w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in policy.parameters())  # on the CPU these are views
+
+    def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
+        x = np.maximum(obs.astype(np.float32) @ w1.T + b1, 0)
+        mean, log_std = np.split(np.maximum(x @ w2.T + b2, 0) @ w3.T + b3, 2)
+        return np.tanh(mean + np.exp(log_std.clip(-20, 2)) * noise)
+
+    return act
 
 
-def log_slope(u: Tensor, scale: Tensor) -> Tensor:
-    """log da/du of the action a = scale tanh(u) + shift; exact also where 1 - tanh(u)^2 would round to 0.
+class Adam(nn.Module):
+    """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
 
-    The log-density of a is that of u less this; two policies at the same action share it, as they share u."""
-    return torch.log(scale) + 2 * (math.log(2) - u - F.softplus(-2 * u))
+    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-5):
+        super().__init__()
+        self.params, self.eps = list(params), eps
+        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
+        self.requires_grad_(False).register_buffer("count", torch.zeros((), device=self.params[0].device))
+
+    @torch.no_grad()
+    def step(self, gradients: Iterable[Tensor], learning_rate: Tensor) -> None:
+        self.count += 1
+        rate, scale = learning_rate / (1 - 0.9**self.count), (1 - 0.999**self.count).rsqrt()
+        for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.001)
+            p.sub_(mean * rate / square.sqrt().mul_(scale).add_(self.eps))
 
 
 def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,86 +149,63 @@ def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return mean, log_std.clamp(-20, 2)
 
 
+def log_density(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+    """Log-density of tanh(u) per dimension, u = mean + std z. softplus keeps log(1 - tanh(u)^2) exact for large u."""
+    log_det_tanh = 2 * (math.log(2) - u - F.softplus(-2 * u))
+    return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - log_det_tanh
+
+
 def sac_loss(log_prob: Tensor, q: Tensor, entropy_coef: float) -> Tensor:
     """Eq. 14."""
     return (entropy_coef * log_prob - q).mean()
 
 
-def squared_error(values: Tensor, targets: Tensor) -> Tensor:
-    return 0.5 * ((values - targets) ** 2).mean(-1)
-
-
-def policy_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
-    """The loss at the actions that the policy makes of the noise; also their log-density, Q1, Q's inputs."""
-    args = agent.args
+def update(
+    agent: Agent, policy_optimizer: Adam, critic_optimizer: Adam, batch: Tensor, noise: Tensor, args: Args
+) -> dict:
+    """One step of the policy, of both Q and of V."""
+    obs_dim, action_dim = agent.policy[0].in_features, noise.shape[-1]
+    obs, action, next_obs, reward, terminated = batch.split([obs_dim, action_dim, obs_dim, 1, 1], -1)
     mean, log_std = mean_and_log_std(agent.policy(obs))
     u = mean + torch.exp(log_std) * noise
-    slope = log_slope(u, torch.ones_like(agent.scale))  # lambda and q are for actions in [-1, 1], whatever the bounds
-    log_prob = (gaussian_log_density(noise, log_std) - slope).sum(-1)
-    inputs = torch.cat([obs, torch.tanh(u) * agent.scale + agent.shift], -1)
-    q1 = agent.q(inputs, agent.q.flat[0].detach()).squeeze(-1)  # its gradient is for the action alone
-    loss = sac_loss(log_prob, q1, args.entropy_coef)
-    return loss, log_prob, q1, inputs
-
-
-def policy_step(agent: Agent, batch: Tensor, noise: Tensor) -> None:
-    """A step of the policy alone."""
-    loss, *_ = policy_loss(agent, batch[:, : agent.obs_dim], noise)
-    agent.policy_optimizer.step(agent.policy.flat, torch.autograd.grad(loss, agent.policy.flat)[0])
-
-
-def update(agent: Agent, batch: Tensor, noise: Tensor) -> dict[str, Tensor]:
-    """A step of the policy, of Q and of V, all gradients at the same parameters."""
-    args = agent.args
-    obs, _, next_obs, reward, terminated = columns(batch, agent.obs_dim, agent.action_dim)
-    actor_loss, log_prob, q1, inputs = policy_loss(agent, obs, noise)
+    log_prob = log_density(noise, log_std, u).sum(-1, keepdim=True)
+    policy_input = torch.cat([obs, torch.tanh(u)], -1)
+    q1_policy = agent.q1(policy_input)
+    actor_loss = sac_loss(log_prob, q1_policy, args.entropy_coef)
     with torch.no_grad():
-        q2 = agent.q(inputs, agent.q.flat[1]).squeeze(-1)
-        v_target = torch.minimum(q1, q2) - args.entropy_coef * log_prob
-        q_target = reward + args.gamma * (1 - terminated) * agent.slow_v(next_obs).squeeze(-1)
-    q = agent.q(batch[:, : agent.obs_dim + agent.action_dim]).squeeze(-1)
-    qf1_loss, qf2_loss = q_losses = squared_error(q, q_target)
-    vf_loss = squared_error(agent.v(obs).squeeze(-1), v_target)
-    # Each loss depends on its own parameters only, so that the gradient of the sum is the gradient of each.
-    networks = (agent.policy, agent.q, agent.v)
-    gradients = torch.autograd.grad(actor_loss + q_losses.sum() + vf_loss, [net.flat for net in networks])
-    optimizers = (agent.policy_optimizer, agent.q_optimizer, agent.v_optimizer)
-    for optimizer, net, gradient in zip(optimizers, networks, gradients, strict=True):
-        optimizer.step(net.flat, gradient)
-    agent.slow_v.flat.lerp_(agent.v.flat.detach(), args.tau)
-    return {
-        "losses/actor_loss": actor_loss.detach(),
-        "losses/qf1_loss": qf1_loss.detach(),
-        "losses/qf2_loss": qf2_loss.detach(),
-        "losses/vf_loss": vf_loss.detach(),
-        "losses/qf1_values": q[0].detach().mean(),
-        "losses/entropy": -log_prob.detach().mean(),
-    }
-
-
-def columns(rows: Tensor, obs_dim: int, action_dim: int) -> tuple[Tensor, ...]:
-    """Views of rows: observation, action, next observation, reward, terminated. The first two are Q's input."""
-    obs, action, next_obs, last = rows.split([obs_dim, action_dim, obs_dim, 2], -1)
-    return obs, action, next_obs, last[:, 0], last[:, 1]
+        v_target = torch.minimum(q1_policy, agent.q2(policy_input)) - args.entropy_coef * log_prob
+        q_target = reward + args.gamma * (1 - terminated) * agent.target_v(next_obs)
+    q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
+    qf1_loss, qf2_loss = 0.5 * F.mse_loss(q1, q_target), 0.5 * F.mse_loss(q2, q_target)
+    vf_loss = 0.5 * F.mse_loss(agent.v(obs), v_target)
+    actor_gradients = torch.autograd.grad(actor_loss, policy_optimizer.params)
+    critic_gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, critic_optimizer.params)
+    policy_optimizer.step(actor_gradients, args.learning_rate)
+    critic_optimizer.step(critic_gradients, args.learning_rate)
+    with torch.no_grad():
+        for target, parameter in zip(agent.target_v.parameters(), agent.v.parameters(), strict=True):
+            target.lerp_(parameter, args.tau)
+    metrics = dict(actor_loss=actor_loss, qf1_loss=qf1_loss, qf2_loss=qf2_loss, vf_loss=vf_loss, qf1_values=q1.mean())
+    metrics |= dict(entropy=-log_prob.mean())
+    return {f"losses/{name}": value.detach() for name, value in metrics.items()}
 
 
 class ReplayBuffer:
-    """The last `size` transitions, in a file mapped to memory: it grows as it fills, and a checkpoint just flushes it.
+    """The last `size` transitions, in a memory-mapped file beside the checkpoint.
 
-    Transition k is row k modulo the length of the file, which is HEADROOM rows longer than `size`; and no more than
-    HEADROOM steps pass between checkpoints. So the rows that a checkpoint can sample stay untouched until the next
-    checkpoint is there: a run that was killed, however often, finds its buffer as it was, and what it had written
-    since lies beyond the checkpoint's count and is written again before it is ever sampled."""
+    Checkpoints are at most HEADROOM steps apart and the file has HEADROOM extra rows, so that a killed run has not yet
+    overwritten any row that its last checkpoint can sample: it resumes with exactly the buffer it had."""
 
-    HEADROOM = 25_000
-
-    def __init__(self, path: Path, obs_dim: int, action_dim: int, size: int, resume: bool):
-        shape = (size + self.HEADROOM, 2 * obs_dim + action_dim + 2)
+    def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
+        shape = (size + HEADROOM, width)
         if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
-            refuse(f"{path}, the replay buffer that the checkpoint needs to go on, is missing or of another size.")
-        self.file = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape)
-        self.array, self.size = np.asarray(self.file), size
+            fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
+        self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
+        self.array = np.asarray(self.file)
         self.rows = torch.from_numpy(self.array)
+        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks
+        if growth > disk_usage(path.parent).free:
+            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
 
     def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
         return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
@@ -285,269 +215,244 @@ class ReplayBuffer:
         age = torch.randint(1, min(k, self.size) + 1, (batch_size,))
         return self.rows[(k - age) % len(self.rows)]
 
-
-def refuse(sentence: str) -> NoReturn:
-    """Input that cannot work: a plain sentence, and exit status 2."""
-    print(f"error: {sentence}", file=sys.stderr)
-    sys.exit(2)
+    def state_dict(self) -> dict:
+        self.file.flush()
+        return {}
 
 
-def load_checkpoint(args: Args, agent: Agent | None = None) -> dict | None:
-    """The checkpoint of --run-name, if it has one, and its agent into `agent`. weights_only: no code is unpickled."""
-    path = Path("runs", args.run_name, "checkpoint.pt")
-    if not args.run_name or not path.exists():
-        return None
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if (writer := checkpoint["args"]["exp_name"]) != args.exp_name:
-            raise ValueError(f"it was written by {writer}, not by {args.exp_name}")
-        _ = Args(**checkpoint["args"]), checkpoint["state"]["iteration"]
-        if agent is not None:
-            agent.load_state_dict(checkpoint["agent"])
-    except Exception as error:  # a damaged, unsafe or unfit file fails in many ways
-        reason = str(error).strip().split("\n")[0]
-        refuse(f"{path} cannot be used here: {reason} ({type(error).__name__}). It is left as it is.")
-    return checkpoint
+def train(args: Args) -> int:
+    """Returns the exit status: 0, or 128 + the signal that stopped training."""
+    env = make_env(args.env_id)
+    obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
+    torch.set_flush_denormal(True)  # Adam's means of dead units decay to denormals, which CPUs are slow with
+    torch.manual_seed(args.seed)
+    agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
+    policy_optimizer = Adam(agent.policy.parameters(), eps=1e-8)
+    critic_optimizer = Adam([*agent.q1.parameters(), *agent.q2.parameters(), *agent.v.parameters()], eps=1e-8)
+    learn = update
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
+        learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
+    parts = dict(agent.named_children(), policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
+    run = Run(args, parts, total=args.total_timesteps)
+    width, path = 2 * obs_dim + action_dim + 2, run.folder / "replay.bin"
+    buffer = ReplayBuffer(path, width, args.buffer_size, args.total_timesteps, resume=run.step > 0)
+    run.parts["replay"] = buffer  # flushed with every checkpoint
+    act, metrics = numpy_policy(agent.policy), {}
+    obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, run.step]).generate_state(1)[0]))
+    for k in range(run.step, args.total_timesteps):
+        # Act: uniformly at first, then with the policy.
+        noise = torch.randn(action_dim).numpy()
+        action = act(obs, noise) if k >= args.learning_starts else 2 * torch.rand(action_dim).numpy() - 1
+        next_obs, reward, terminated, _, info = env.step(action)
+        step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
+        if not np.isfinite(row).all():
+            check_finite(step, actions=action, observations=next_obs, rewards=reward, transition=row)
+        obs = next_obs
+        if "episode" in info:
+            run.log_episode(step, info["episode"])
+            obs, _ = env.reset()
+
+        # Learn: each update has its own batch.
+        for _ in range(args.gradient_steps if k >= args.learning_starts else 0):
+            batch, noise = buffer.sample(step, args.batch_size), torch.randn(args.batch_size, action_dim)
+            metrics = learn(agent, policy_optimizer, critic_optimizer, batch.to(device), noise.to(device), args)
+            if device.type != "cpu":
+                act = numpy_policy(agent.policy)
+        if step % 1000 == 0:
+            run.log(step, metrics | {"charts/learning_rate": args.learning_rate, "charts/SPS": run.speed(step)})
+        if run.checkpoint(step):
+            break
+    return run.finish()
 
 
-def parse_args(argv: list[str] | None = None) -> Args:
-    """Flags given by hand win; the others come from the run that is resumed or evaluated, else from the preset."""
-    args = tyro.cli(Args, args=argv, description=__doc__)
-    checkpoint, goes_on = load_checkpoint(args), args.resume or args.evaluate
-    saved = PRESETS[args.preset] | dict(preset=args.preset)
-    if checkpoint and goes_on:
-        saved = checkpoint["args"] | dict(resume=args.resume, evaluate=args.evaluate)
-    args = tyro.cli(Args, args=argv, default=Args(**saved))
-    for name, value in asdict(args).items():
-        flag = f"--{name.replace('_', '-')}"
-        if type(value) in (int, float) and name not in ("seed", "entropy_coef") and not 0 < value < float("inf"):
-            refuse(f"{flag} must be a positive number, not {value}.")
-        if checkpoint and args.resume and name not in CHANGEABLE.split() and value != saved[name]:
-            refuse(f"{flag} is {saved[name]} in run {args.run_name}; it cannot become {value} when the run is resumed.")
-        if name in ("learning_starts", "buffer_size") and value < args.batch_size:
-            refuse(f"--batch-size {args.batch_size} is more than the {value} transitions of {flag}.")
-    folder = Path("runs", args.run_name)
-    problems = {
-        f"{folder} holds a run: --resume continues it, another --run-name starts one.": checkpoint and not goes_on,
-        f"--evaluate needs {folder / 'checkpoint.pt'}, which is not there.": args.evaluate and not checkpoint,
-        "--capture-video records the episodes of --evaluate: give both.": args.capture_video and not args.evaluate,
-        f"--seed must not be negative, and {args.seed} is.": args.seed < 0,
-        f"--gamma must lie in (0, 1], and {args.gamma} does not.": args.gamma > 1,
-        f"--tau must lie in (0, 1], and {args.tau} does not.": args.tau > 1,
-        f"--entropy-coef must not be negative, and {args.entropy_coef} is.": not 0 <= args.entropy_coef < float("inf"),
-        f"--total-timesteps must be more than --learning-starts, {args.learning_starts} steps.": (
-            args.total_timesteps <= args.learning_starts
-        ),
-    }
-    if found := [sentence for sentence, is_so in problems.items() if is_so]:
-        refuse(found[0])
-    if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
-    try:
-        env = gym.make(args.env_id)
-    except Exception as error:  # an unknown name, a missing package, or whatever a third-party task raises
-        refuse(f"Gymnasium cannot make {args.env_id}: {error}")
-    for kind, space in ("observations", env.observation_space), ("actions", env.action_space):
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            refuse(f"{args.env_id} has {kind} {space}; only a Box of one dimension will do.")
-    if not (env.action_space.is_bounded() and (env.action_space.high > env.action_space.low).all()):
-        refuse(f"{args.env_id} has actions {env.action_space}; a squashed policy needs finite bounds, apart.")
-    env.close()
-    args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    return args
+class Run:
+    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+
+    def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
+        self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
+        checkpoint = load_checkpoint(args, parts) if args.resume else None
+        saved = checkpoint or dict(step=0, wandb_id=secrets.token_hex(4), points=[], rng=torch.get_rng_state())
+        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        torch.set_rng_state(saved["rng"])
+        (self.folder / "finished").unlink(missing_ok=True)
+        (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
+        self.wandb = wandb.init(
+            project=args.wandb_project, entity=args.wandb_entity, mode=args.wandb_mode, id=self.wandb_id,
+            name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
+            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args),
+            dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # a kill loses one second
+        )  # fmt: skip
+        for number in (signal.SIGINT, signal.SIGTERM):  # the first one stops at a checkpoint, a second one kills
+            signal.signal(number, lambda n, _: (self.stop.append(n), signal.signal(n, signal.SIG_DFL)))
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
+        for step, metrics in saved["points"]:  # those that a kill may have lost
+            self.log(step, metrics)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        metrics = {name: float(value) for name, value in metrics.items()}
+        check_finite(step, **metrics)
+        self.points.append((step, metrics))
+        self.bar.update(step - self.bar.n)
+        try:
+            self.wandb.log(metrics | {"global_step": step}, step=step)
+        except ConnectionError:  # W&B's process is gone: SLURM sends SIGTERM to all processes at once
+            self.stop.append(signal.SIGTERM)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        self.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
+        self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
+
+    def speed(self, step: int) -> float:
+        return (step - self.bar.initial) / self.bar.format_dict["elapsed"]
+
+    def checkpoint(self, step: int) -> bool:
+        """Save if it is time. Returns whether a signal asked to stop."""
+        if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
+            self.step, self.points = step, self.points[-2000:]  # more than a second's worth
+            state = {name: part.state_dict() for name, part in self.parts.items()}
+            check_finite(step, **{f"{name}.{key}": x for name in state for key, x in state[name].items()})
+            state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
+            with open(self.folder / "checkpoint.tmp", "wb") as file:
+                torch.save(state | dict(rng=torch.get_rng_state()), file)
+                os.fsync(file.fileno())
+            os.replace(file.name, self.folder / "checkpoint.pt")  # atomic: a kill leaves the old one or the new one
+            if disk_usage(self.folder).free < 2e8:
+                raise OSError(f"less than 200 MB of disk space left at step {step}")
+        return bool(self.stop)
+
+    def finish(self) -> int:
+        self.bar.close()
+        status = 0 if self.step == self.total else 128 + self.stop[0]
+        try:
+            self.wandb.finish(exit_code=status)
+        except ConnectionError:  # a resume logs what W&B has missed
+            status = 128 + signal.SIGTERM
+        if status == 0:
+            (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
+        command = f"python {self.args.exp_name}.py --runs-dir {self.args.runs_dir} --run-name {self.args.run_name}"
+        print(f"stopped at step {self.step}: {command} --resume" if status else f"finished: {command} --evaluate")
+        return status
 
 
-def evaluate(args: Args) -> int:
-    """Play the policy's mean, squashed."""
-    env = gym.make(args.env_id)
-    if args.capture_video:
-        # Gymnasium's own tasks have a camera that follows the robot; by default it runs out of the picture.
-        camera = {"camera_name": "track"} if "gymnasium.envs.mujoco" in str(env.spec.entry_point) else {}
-        env = gym.make(args.env_id, render_mode="rgb_array", **camera)
-        env = gym.wrappers.RecordVideo(env, f"runs/{args.run_name}/videos", episode_trigger=lambda episode: True)
-    low, high = env.action_space.low, env.action_space.high
-    agent = Agent(env.observation_space.shape[0], low, high, args)
-    load_checkpoint(args, agent)
-    mean_action, returns = agent.actor(), []
-    for episode in range(args.eval_episodes):
-        obs, _ = env.reset(seed=args.seed + episode)
-        done, rewards = False, []
-        while not done:
-            obs, reward, terminated, truncated, _ = env.step(np.clip(mean_action(obs), low, high))
-            rewards.append(float(reward))
-            done = terminated or truncated
-        returns.append(sum(rewards))
-        print(f"episode {episode + 1}: return {returns[-1]:.1f} in {len(rewards)} steps", flush=True)
-    env.close()
-    print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
-    return 0
-
-
-def provenance() -> dict:
-    """What it takes to make a figure again: the commit, and the versions that decide results."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    git = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True) if which("git") else None
-    packages = ("torch", "gymnasium", "mujoco", "numpy", "wandb")
-    return dict(git_commit=git and git.stdout.strip(), versions={package: version(package) for package in packages})
-
-
-def can_compile(device: torch.device) -> bool:
-    torch._dynamo.config.trace_autograd_ops = True  # loss, gradient and optimiser in one graph
-    try:
-        compiled(lambda x: torch.autograd.grad(x.sin().sum(), x)[0])(torch.ones(8, device=device, requires_grad=True))
-    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
-        print(f"--compile does not work here, going on without: {error}".split("\n")[0], file=sys.stderr)
-        return False
-    return True
-
-
-def check_finite(step: int, **named: np.ndarray | Tensor) -> None:
+def check_finite(step: int, **named: Tensor | np.ndarray | float) -> None:
     for name, values in named.items():
         if not torch.as_tensor(values).isfinite().all():
             raise FloatingPointError(f"{name} not finite at step {step}")
 
 
-def train(args: Args) -> int:
-    """Returns the exit status: 0, or 128 + the signal that stopped it."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more only slow networks this small down
-    torch.set_flush_denormal(True)  # Adam's means of dead units decay into numbers that a CPU is slow with
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    env, K = gym.make(args.env_id), args.total_timesteps
-    obs_dim, low, high = env.observation_space.shape[0], env.action_space.low, env.action_space.high
-    args.compile = args.compile and can_compile(device)
-    agent = Agent(obs_dim, low, high, args).to(device)
-    learn, learn_policy = (compiled(f) if args.compile else f for f in (update, policy_step))
-    folder, checkpoint = Path("runs", args.run_name), load_checkpoint(args, agent)
-    state = dict(iteration=0, wandb_id=secrets.token_hex(4), returns=[], points=[])
-    if checkpoint:
-        state = checkpoint["state"]
-        torch.set_rng_state(checkpoint["rng"])
-    if state["iteration"] >= K and (folder / "finished").exists():
-        print(f"{folder} is finished: it has made its {state['iteration']} steps.")
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    buffer = ReplayBuffer(folder / "replay.bin", obs_dim, len(low), args.buffer_size, bool(checkpoint))
-    needed = buffer.rows[: min(K, len(buffer.rows))].nbytes - 512 * os.stat(folder / "replay.bin").st_blocks
-    if needed > disk_usage(folder).free:
-        refuse(f"{folder / 'replay.bin'} will grow by {needed / 1e9:.1f} GB, more than is free there.")
-    (folder / "finished").unlink(missing_ok=True)
+def fail(message: str) -> NoReturn:
+    sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
+
+
+def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        run = wandb.init(
-            dir=folder.resolve(), name=args.run_name, id=state["wandb_id"], mode=args.wandb_mode,
-            project=args.wandb_project, entity=args.wandb_entity, job_type=args.exp_name,
-            group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-            tags=[args.exp_name, args.preset, args.env_id], config=asdict(args) | provenance(),
-            resume="allow" if args.wandb_mode == "online" else None,
-        )  # fmt: skip
-    except wandb.Error as error:
-        refuse(f"W&B cannot start: {error}")
-    (folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
-
-    stop = []  # the first signal lets the iteration end and saves the run, a second of its kind kills
-
-    def log(step: int, point: dict[str, float]) -> None:
-        point = {name: float(value) for name, value in point.items()}
-        state["points"].append((time.time(), step, point))
-        try:
-            run.log(point | {"global_step": step}, step=step)
-        except ConnectionError:  # W&B's process is gone: SLURM or a shutdown sends SIGTERM to all processes at once
-            stop.append(signal.SIGTERM)
-
-    def save() -> None:
-        """Write under another name and rename: a kill at any instant leaves the old checkpoint or the new one, whole.
-
-        A kill also loses what W&B has not flushed: the last minute's points go along, and a resume logs them again."""
-        buffer.file.flush()
-        state["points"] = [p for p in state["points"] if p[0] > time.time() - 60]
-        with open(folder / "checkpoint.tmp", "wb") as file:
-            torch.save(dict(args=asdict(args), agent=agent.state_dict(), state=state, rng=torch.get_rng_state()), file)
-            os.fsync(file.fileno())
-        os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
-
-    points, state["points"] = state["points"], []
-    for _, step, point in points:
-        log(step, point)
-    save()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda n, _: (stop.append(n), signal.signal(n, signal.SIG_DFL)))
-    policy, losses, episode_return, episode_length = agent.actor(), {}, 0.0, 0
-    first = last_save = last_log = state["iteration"]
-    obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, first]).generate_state(1)[0]))
-    bar = tqdm(total=K, initial=first, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-    start = time.time()
-    for k in range(first, K):
-        # Act: uniformly at first, then as the policy says.
-        if k < args.learning_starts:
-            action = low + (high - low) * torch.rand(len(low)).numpy()
+        if video_folder:  # Gymnasium's MuJoCo tasks have a camera that follows the robot
+            camera = dict(camera_name="track") if "envs.mujoco" in str(gym.spec(env_id).entry_point) else {}
+            env = gym.make(env_id, render_mode="rgb_array", **camera)
+            env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         else:
-            action = policy(obs, torch.randn(len(low)).numpy())
-        action = action.clip(low, high)  # against rounding
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
-        if not np.isfinite(row).all():
-            check_finite(step, policy=agent.policy.flat, observations=next_obs, rewards=reward, transition=row)
-        obs = next_obs
-        episode_return += float(reward)
-        episode_length += 1
-        if terminated or truncated:
-            log(step, {"charts/episodic_return": episode_return, "charts/episodic_length": episode_length})
-            state["returns"] = [*state["returns"][-99:], episode_return]
-            obs, _ = env.reset()
-            episode_return, episode_length = 0.0, 0
+            env = gym.make(env_id)
+    except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
+        fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
+    for space in (env.observation_space, env.action_space):
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
+    if not env.action_space.is_bounded():
+        fail(f"{env_id} has actions {env.action_space}; a squashed policy needs bounded actions")
+    return gym.wrappers.RescaleAction(gym.wrappers.RecordEpisodeStatistics(env), -1, 1)
 
-        # Learn: the policy and the critic, from one batch.
-        if k >= args.learning_starts:
-            batch = buffer.sample(step, args.batch_size).to(device)
-            for _ in range(args.gradient_steps - 1):
-                learn_policy(agent, batch, torch.randn(args.batch_size, len(low)).to(device))
-            losses = learn(agent, batch, torch.randn(args.batch_size, len(low)).to(device))
-            if device.type != "cpu":
-                policy = agent.actor()
 
-        state["iteration"] = step
-        to_save = stop or step == K or step - last_save >= min(args.checkpoint_interval, buffer.HEADROOM)
-        if to_save or step % 1000 == 0:
-            point = {name: value.item() for name, value in losses.items()}
-            check_finite(step, **point, policy=agent.policy.flat, q=agent.q.flat, v=agent.v.flat)
-            point["charts/learning_rate"] = args.learning_rate
-            point["charts/SPS"] = (step - last_log) / (time.time() - start)
-            log(step, point)
-            last_log, start = step, time.time()
-            bar.set_postfix({"return": f"{np.mean(state['returns'] or [np.nan]):.0f}"}, refresh=False)
-        bar.update(1)
-        if to_save:
-            save()
-            last_save = step
-            if stop:
-                break
-    bar.close()
-    env.close()
-    status = 128 + stop[0] if state["iteration"] < K else 0
+def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
+    """Load --run-name's checkpoint, if there is one, into parts. weights_only: a file from a stranger runs no code."""
+    path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
+    if not args.run_name or not path.exists():
+        return None
     try:
-        run.finish(exit_code=status)
-    except ConnectionError:
-        status = 128 + signal.SIGTERM  # also at the end of training: what W&B missed, a resume logs again
-    if status == 0:
-        (folder / "finished").write_text(f"{args.total_timesteps}\n")  # benchmark.sh skips runs that say so
-    else:
-        print(f"stopped after {state['iteration']} steps: go on with --run-name {args.run_name} --resume")
-    return status
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if Args(**checkpoint["args"]).exp_name != args.exp_name:
+            raise ValueError(f"it is a run of {checkpoint['args']['exp_name']}.py")
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+    except Exception as error:  # a damaged or foreign file fails in many ways
+        fail(f"cannot use {path}: {type(error).__name__}, {' '.join(str(error).split())[:300]}")
+    return checkpoint
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """Explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    args = tyro.cli(Args, args=argv, description=__doc__)
+    folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
+    defaults = PRESETS[args.preset] | dict(preset=args.preset)
+    if checkpoint and (args.resume or args.evaluate):
+        same = ("run_name", "runs_dir", "resume", "evaluate")
+        defaults = checkpoint["args"] | {name: getattr(args, name) for name in same}
+        if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
+            fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
+    elif checkpoint:
+        fail(f"{folder} already holds a run: add --resume to continue it, or choose another --run-name")
+    elif args.evaluate:
+        fail(f"no checkpoint in {folder}")
+    elif args.resume:
+        print(f"no checkpoint in {folder}, starting a new run")
+    args = tyro.cli(Args, args=argv, default=Args(**defaults))
+    if checkpoint and args.resume:
+        if changed := [name for name in FIXED if getattr(args, name) != defaults[name]]:
+            fail(f"{folder} has {changed[0]} {defaults[changed[0]]}, which is fixed for a run")
+        if args.total_timesteps < checkpoint["step"]:
+            fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
+    if args.total_timesteps <= args.learning_starts:
+        fail(f"--total-timesteps must be more than --learning-starts, {args.learning_starts} steps")
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    args.run_name = args.run_name or name
+    return args
+
+
+def evaluate(args: Args) -> int:
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
+    policy = mlp(env.observation_space.shape[0], args.hidden_size, 2 * env.action_space.shape[0])
+    load_checkpoint(args, dict(policy=policy))
+    act, returns = numpy_policy(policy), []
+    for number in range(args.eval_episodes):
+        (obs, _), info = env.reset(seed=args.seed + number), {}
+        while "episode" not in info:
+            obs, _, _, _, info = env.step(act(obs))
+        returns.append(info["episode"]["r"])
+        print(f"episode {number + 1}: return {returns[-1]:.1f} in {info['episode']['l']} steps", flush=True)
+    env.close()
+    print(f"mean {np.mean(returns):.1f} ± {np.std(returns):.1f} (std) over {len(returns)} episodes of {args.env_id}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are what the literature reports
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
     args = parse_args(argv)
+    if args.evaluate:
+        return evaluate(args)
+    folder = Path(args.runs_dir, args.run_name)
     try:
-        return evaluate(args) if args.evaluate else train(args)
-    except gym.error.DependencyNotInstalled as error:  # what it takes to render
-        refuse(str(error))
-    except KeyboardInterrupt:
-        return 130
-    except FloatingPointError as error:
-        print(f"\nerror: {error}. The last good checkpoint is runs/{args.run_name}/checkpoint.pt.", file=sys.stderr)
-        return 1
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock", blocking=False).acquire()
+    except OSError as error:
+        fail(f"{folder} is in use by another process, or not writable: {error}")
+    with lock:
+        finished = folder / "finished"
+        if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
+            return print(f"{folder} is finished: it has trained for {args.total_timesteps} steps") or 0
+        try:
+            return train(args)
+        except wandb.Error as error:
+            fail(f"W&B cannot start: {error}")
+        except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
+            fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+        except (FloatingPointError, OSError) as error:
+            print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+            return 1
 
 
 if __name__ == "__main__":
