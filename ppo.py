@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch>=2.9", "gymnasium[mujoco]>=1.1", "mujoco", "numpy>=2", "tyro>=1", "wandb>=0.25", "tqdm"]
+# dependencies = ["torch>=2.11", "gymnasium[mujoco]>=1.1", "mujoco>=3.2", "numpy>=2", "tyro>=1", "wandb>=0.31", "tqdm"]
 # ///
 """Proximal Policy Optimization (PPO; Schulman, Wolski, Dhariwal, Radford & Klimov, 2017) in one file.
 

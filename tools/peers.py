@@ -1,10 +1,11 @@
-"""The peers' SAC with our settings, for returns beside ours: `python tests/peer.py --steps 1000000 --seeds 1 2`.
+"""A peer's SAC with the settings of sac.py, for returns beside ours.
 
-SBX if it is there (`pip install sbx-rl`: the same algorithm in JAX, some three times faster), else stable-baselines3.
-Differences from sac.py stay: no V network, the slow copies being of both Q; the policy's loss takes min(Q1, Q2), and
-comes after the critic's step; the first weights are larger (SBX's), and the first policy is not the uniform one. A line
-a run goes to the terminal: the mean return of the last 100 training episodes, and of 10 episodes of the policy's mean,
-as `sac.py --evaluate` has them.
+    python tools/peers.py --steps 1000000 --seeds 1 2 3
+
+It is SBX if installed (`pip install sbx-rl`, the same algorithm in JAX, about three times faster), else
+stable-baselines3. What still differs from sac.py: no V network but two target Q networks, min(Q1, Q2) in the policy
+loss, the critic's step before the policy's, and larger initial weights in SBX. Each run prints one line: the mean
+return of the last 100 training episodes, and of 10 episodes of the mean action.
 """
 
 import argparse
@@ -19,7 +20,7 @@ if __name__ == "__main__":
     parser.add_argument("--env-id", default="HalfCheetah-v4")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--size", type=int, default=64, help="units in a layer, and transitions in a batch")
+    parser.add_argument("--size", type=int, default=64, help="units per layer, and transitions per batch")
     args = parser.parse_args()
     package = "sbx" if find_spec("sbx") else "stable_baselines3"
     SAC = __import__(package).SAC
@@ -30,4 +31,4 @@ if __name__ == "__main__":
         score = np.mean([episode["r"] for episode in model.ep_info_buffer])
         mean, _ = evaluate_policy(model, model.get_env())
         name = f"{package} {version(package.replace('sbx', 'sbx-rl'))} SAC, {args.size} units, {args.env_id}"
-        print(f"{name}, seed {seed}, {args.steps} steps: training {score:.1f}, policy's mean {mean:.1f}", flush=True)
+        print(f"{name}, seed {seed}, {args.steps} steps: training {score:.1f}, mean action {mean:.1f}", flush=True)
