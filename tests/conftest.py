@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import wandb
@@ -19,21 +19,40 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 sys.path[:0] = [str(ROOT), str(TESTS)]
 ON_POLICY = ("mdpo_onpolicy", "trpo", "ppo")
+OFF_POLICY = ("mdpo_offpolicy", "mdpo_tsallis", "sac")
+ALL = ON_POLICY + OFF_POLICY
 # Two iterations of the smallest rollout that holds several episodes.
 SHORT = ("--env-id", "InvertedPendulum-v4", "--num-steps", "256", "--total-timesteps", "512", "--run-name", "r")
+SMALL_NETWORKS = ("--hidden-size", "16", "--batch-size", "16", "--buffer-size", "500", "--learning-starts", "800")
+
+
+def short(module: ModuleType | str) -> tuple[str, ...]:
+    """Flags for 1024 steps of InvertedPendulum, enough for each family to log all of its metrics."""
+    on_policy = getattr(module, "__name__", module) in ON_POLICY
+    return (*SHORT[:2], *(SHORT[2:4] if on_policy else SMALL_NETWORKS), "--total-timesteps", "1024", "--run-name", "r")
 
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:.*out of date")  # v4 tasks are what the literature reports
 
 
-@pytest.fixture(scope="session", params=ON_POLICY)
+@pytest.fixture(scope="session", params=ALL)
 def script(request):
     return importlib.import_module(request.param)
 
 
+@pytest.fixture(scope="session", params=ON_POLICY)
+def on_policy(request):
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="session", params=OFF_POLICY)
+def off_policy(request):
+    return importlib.import_module(request.param)
+
+
 class Recorder:
-    """Stands in for a W&B run, and keeps what is logged."""
+    """Stands in for a W&B run and keeps what is logged."""
 
     def __init__(self, **settings):
         self.config, self.points = settings["config"], []
@@ -60,7 +79,7 @@ class Dying(Recorder):
 
 @pytest.fixture
 def in_process(monkeypatch, tmp_path):
-    """main() in this process and in tmp_path, W&B replaced by a list unless record=False."""
+    """Run main() in this process and in tmp_path, with a list in place of W&B unless record=False."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -83,40 +102,47 @@ def command(name: str, *flags) -> list[str]:
 
 
 def start(name: str, *flags, cwd: Path) -> subprocess.Popen:
-    """A script as a process group of its own, its stderr in cwd/stderr."""
+    """Start a script as a process group of its own, its stderr in cwd/stderr."""
     with open(cwd / "stderr", "wb") as stderr:
         return subprocess.Popen(command(name, *flags), cwd=cwd, stderr=stderr, start_new_session=True)
 
 
-def finish(name: str, *flags, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(command(name, *flags), cwd=cwd, capture_output=True, text=True, timeout=120)
+def finish(name: str, *flags, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run a script in a process of its own until it ends."""
+    settings = dict(cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=120)
+    return subprocess.run(command(name, *flags), capture_output=True, text=True, **settings)
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """The folder in which a script, in a process of its own, made the SHORT run; made once, not to be changed."""
-    folders = {}
+    """Folder with the short run that a lone copy of a script made. Made once, do not change it."""
+    made = {}
 
-    def folder(name: str) -> Path:
-        if name not in folders:
-            path = tmp_path_factory.mktemp(name)
-            process = finish(name, *SHORT, cwd=path)
-            assert process.returncode == 0, process.stderr
-            folders[name] = path
-        return folders[name]
+    def run(name: str) -> SimpleNamespace:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            shutil.copy(ROOT / f"{name}.py", folder)
+            environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "WANDB_SILENT")}
+            process = subprocess.run(
+                [sys.executable, f"{name}.py", *short(name)],
+                cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            made[name] = SimpleNamespace(folder=folder, run=folder / "runs/r", process=process)
+        assert made[name].process.returncode == 0, made[name].process.stderr
+        return made[name]
 
-    return folder
+    return run
 
 
 @pytest.fixture
 def copied_run(finished_run, tmp_path, monkeypatch):
-    """A copy of a finished run, in tmp_path."""
+    """Copy a finished run to tmp_path, and work there."""
     monkeypatch.chdir(tmp_path)
-    return lambda name: shutil.copytree(finished_run(name) / "runs", tmp_path / "runs", symlinks=True) / "r"
+    return lambda name: shutil.copytree(finished_run(name).run, tmp_path / "runs/r", symlinks=True)
 
 
 def records(folder: Path) -> list[dict]:
-    """What one of W&B's offline files holds, as its public command tells it."""
+    """Records of one of W&B's offline files, read with its own command."""
     inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
     output = subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout
     return [json.loads(line) for line in output.splitlines()]
@@ -132,10 +158,10 @@ def history(run: Path) -> list[dict]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder: equal before and after, if nothing was written."""
+    """Every file below a folder with its bytes, to compare before and after."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def timeless(points: list[dict]) -> list[dict]:
-    """Points without the one that a clock decides, and with values that compare (a NaN does not)."""
+    """Points without the speed, which depends on the clock, and with values that compare (a NaN does not)."""
     return [{key: str(float(value)) for key, value in p.items() if key != "charts/SPS"} for p in points]

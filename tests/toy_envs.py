@@ -1,4 +1,4 @@
-"""Small tasks that no package has; `toy_envs:Toy-v0` makes one by name in any process that finds this file."""
+"""Small tasks that no package has. `toy_envs:Toy-v0` makes one in any process that finds this file."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Toy(gym.Env):
-    """A random walk whose episodes are terminated and truncated in turn, and which remembers its transitions."""
+    """A random walk that remembers its transitions. Its episodes are terminated and truncated in turn."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gym.spaces.Box(-0.5, 0.5, (2,))
@@ -47,21 +47,16 @@ class Broken(Toy):
         return obs, reward, *rest
 
 
-class Raises(Toy):
-    """A Toy that raises, sooner or later."""
-
-    def step(self, action):
-        if self.np_random.random() < 0.02:
-            raise RuntimeError("the toy broke")
-        return super().step(action)
-
-
 class DictObs(Toy):
     observation_space = gym.spaces.Dict(position=Toy.observation_space)
+
+
+class Unbounded(Toy):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
 
 
 gym.register("Toy-v0", Toy, disable_env_checker=True)
 gym.register("NanObservation-v0", Broken, disable_env_checker=True, kwargs=dict(obs=np.nan))
 gym.register("InfiniteReward-v0", Broken, disable_env_checker=True, kwargs=dict(reward=np.inf))
-gym.register("Raises-v0", Raises, disable_env_checker=True)
 gym.register("DictObs-v0", DictObs, disable_env_checker=True)
+gym.register("Unbounded-v0", Unbounded, disable_env_checker=True)

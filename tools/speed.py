@@ -32,7 +32,6 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_paralleli
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 Contenders = dict[str, Callable[[], float]]
@@ -98,7 +97,7 @@ def rltools_in_this_process(env_id: str, size: int, warm_up: int, steps: int) ->
 
 
 def rltools(*arguments: str | int) -> float:
-    """In its own process, since its MKL and torch's do not share one."""
+    """In its own process, since its MKL must not meet torch's."""
     command = [sys.executable, __file__, "--rltools", *map(str, arguments)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -169,7 +168,6 @@ def main() -> None:
     parser.add_argument("--rltools", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
     if options.rltools:
         return print(rltools_in_this_process(options.rltools[0], *map(int, options.rltools[1:])))
     for env_id in options.tasks:
