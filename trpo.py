@@ -117,19 +117,22 @@ def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> n
 
 
 class RunningMoments(nn.Module):
-    """Mean and standard deviation of all samples so far."""
+    """Mean and variance of all samples so far (Chan, Golub & LeVeque, 1979)."""
 
     def __init__(self, *shape: int):
         super().__init__()
-        start = torch.stack([torch.ones(shape), torch.zeros(shape), torch.ones(shape)])
-        self.register_buffer("sums", 1e-8 * start.double())  # count, sum and sum of squares
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, batch: Tensor) -> None:
-        self.sums += torch.stack([torch.ones_like(batch), batch, batch**2]).sum(1)
+        self.count += len(batch)
+        share, delta = len(batch) / self.count, batch.mean(0) - self.mean
+        self.var = (1 - share) * (self.var + share * delta**2) + share * batch.var(0, correction=0)
+        self.mean = self.mean + share * delta
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        count, total, square = self.sums.cpu().numpy()
-        return total / count, np.sqrt(square / count - (total / count) ** 2 + 1e-8)
+        return self.mean.cpu().numpy(), (self.var + 1e-8).sqrt().cpu().numpy()
 
 
 class Policy(nn.Module):
