@@ -28,7 +28,7 @@ instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s), each
 
 import json
 import os
-import secrets
+import shutil
 import signal
 import sys
 import time
@@ -36,7 +36,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import disk_usage
 from typing import Literal, NoReturn
 
 import gymnasium as gym
@@ -88,7 +87,7 @@ class Args:
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, value in vars(self).items():
-            if type(value) in (int, float) and not 0 < value < np.inf and (name, value) not in MAY_BE_ZERO:
+            if type(value) in (int, float) and not 0 < value < np.inf and (value or name not in ("seed", "gae_lambda")):
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
         if max(self.gamma, self.gae_lambda) > 1 or self.tsallis_q > 2 or self.seed >= 2**32:
             raise ValueError("--gamma and --gae-lambda must be at most 1, --tsallis-q at most 2, --seed below 2**32")
@@ -101,7 +100,6 @@ class Args:
 MINIMAL = dict(gae_lambda=1.0, norm_obs=False, norm_reward=False, orthogonal_init=False, clip_value_loss=False)
 PRESETS = {"loaded-gae": {}, "loaded": dict(gae_lambda=1.0), "minimal": MINIMAL | dict(sgd_steps=5)}
 FIXED = ("env_id", "seed", "preset", "num_envs", "num_steps")  # --resume cannot change these
-MAY_BE_ZERO = {("seed", 0), ("gae_lambda", 0)}
 
 
 def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> nn.Sequential:
@@ -127,8 +125,8 @@ class RunningMoments(nn.Module):
         self.var = (1 - share) * (self.var + share * delta**2) + share * batch.var(0, correction=0)
         self.mean = self.mean + share * delta
 
-    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.mean.cpu().numpy(), (self.var + 1e-8).sqrt().cpu().numpy()
+    def std(self) -> np.ndarray:
+        return (self.var + 1e-8).sqrt().cpu().numpy()
 
 
 class Policy(nn.Module):
@@ -143,35 +141,15 @@ class Policy(nn.Module):
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
 
-    def normalizer(self) -> Callable[[np.ndarray], np.ndarray]:
-        if not self.norm_obs:
-            return lambda obs: obs.astype(np.float32)
-        mean, std = self.obs_moments.mean_and_std()
-        return lambda obs: ((obs - mean) / std).clip(-10, 10).astype(np.float32)
-
-    def numpy_mean(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The mean action of normalized observations. For a few of them numpy is several times faster than torch."""
+    def numpy_functions(self) -> tuple[Callable, Callable]:
+        """Observation normalizer and mean action. For a few observations numpy is several times faster than torch."""
+        shift, scale = self.obs_moments.mean.cpu().numpy(), self.obs_moments.std()
         w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
-        return lambda x: np.tanh(np.tanh(x @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
+        def normalize(obs: np.ndarray) -> np.ndarray:
+            return (((obs - shift) / scale).clip(-10, 10) if self.norm_obs else obs).astype(np.float32)
 
-class Adam(nn.Module):
-    """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
-
-    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-5):
-        super().__init__()
-        self.params, self.eps = list(params), eps
-        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
-        self.requires_grad_(False).register_buffer("count", torch.zeros((), device=self.params[0].device))
-
-    @torch.no_grad()
-    def step(self, gradients: Iterable[Tensor], learning_rate: Tensor) -> None:
-        self.count += 1
-        rate, scale = learning_rate / (1 - 0.9**self.count), (1 - 0.999**self.count).rsqrt()
-        for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
-            mean.lerp_(gradient, 0.1)
-            square.lerp_(gradient * gradient, 0.001)
-            p.sub_(mean * rate / square.sqrt().mul_(scale).add_(self.eps))
+        return normalize, lambda x: np.tanh(np.tanh(x @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
 
 def gaussian_kl(p: Normal, q: Normal) -> Tensor:
@@ -202,9 +180,9 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) 
     return 0.5 * error.mean()
 
 
-def critic_step(critic: nn.Module, optimizer: Adam, obs, old_values, returns, clip: bool, learning_rate) -> Tensor:
+def critic_gradient(critic: nn.Module, obs: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
     loss = value_loss(critic(obs).squeeze(-1), old_values, returns, clip)
-    optimizer.step(torch.autograd.grad(loss, optimizer.params), learning_rate)
+    loss.backward()
     return loss.detach()
 
 
@@ -226,14 +204,12 @@ def mdpo_loss(ratio: Tensor, advantages: Tensor, divergence: Tensor, inverse_t: 
     return -(ratio * advantages).mean() + inverse_t * divergence.mean()
 
 
-def policy_step(policy: Policy, optimizer: Adam, batch: dict, inverse_t, tsallis_q: float, learning_rate) -> Tensor:
-    """One of the m gradient steps of Algorithm 1, line 11, on the whole batch."""
+def policy_gradient(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor, tsallis_q: float) -> Tensor:
+    """The gradient of one of the m steps of Algorithm 1, line 11, on the whole batch. Returns the loss."""
     pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
-    gradients = torch.autograd.grad(loss, optimizer.params)
-    norm = torch.sqrt(sum((g * g).sum() for g in gradients))
-    optimizer.step([g * (0.5 / (norm + 1e-6)).clamp(max=1) for g in gradients], learning_rate)  # as the authors' code
+    loss.backward()
     return loss.detach()
 
 
@@ -247,10 +223,11 @@ def train(args: Args) -> int:
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args).to(device)
     critic, return_moments = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device), RunningMoments()
-    policy_optimizer, critic_optimizer = Adam(policy.parameters()), Adam(critic.parameters())
-    improve, fit = policy_step, critic_step
+    policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
+    improve, fit = policy_gradient, critic_gradient
     if args.compile:
-        torch._dynamo.config.trace_autograd_ops = True  # loss, gradient and step in one graph
+        torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
     parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     run = Run(args, parts | dict(return_moments=return_moments), total=K * T * N)
@@ -266,7 +243,7 @@ def train(args: Args) -> int:
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
     for k in range(run.step // (T * N), K):
         # Roll out pi_k. Values and log-probabilities follow in one batch.
-        normalize, mean_action = policy.normalizer(), policy.numpy_mean()
+        normalize, mean_action = policy.numpy_functions()
         noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
         for t in range(T):
             observations[t], actions[t] = obs, mean_action(normalize(obs)) + noise[t]
@@ -285,7 +262,7 @@ def train(args: Args) -> int:
         scaled_rewards = rewards
         if args.norm_reward:
             return_moments.update(torch.as_tensor(discounted_returns.ravel()))
-            scaled_rewards = np.clip(rewards / return_moments.mean_and_std()[1], -10, 10)
+            scaled_rewards = np.clip(rewards / return_moments.std(), -10, 10)
         with torch.no_grad():
             batch = dict(obs=flat(normalize(observations)), actions=flat(actions))
             pi_k = policy(batch["obs"])
@@ -297,17 +274,23 @@ def train(args: Args) -> int:
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
         # Policy improvement: m steps from theta_k, each on the whole batch.
-        learning_rate = torch.tensor(args.learning_rate * (1 - k / K if args.anneal_lr else 1), device=device)
+        learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
+        policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
         inverse_t = torch.tensor(1 / (1 - k / K), device=device)
         for _ in range(args.sgd_steps):
-            policy_loss = improve(policy, policy_optimizer, batch, inverse_t, args.tsallis_q, learning_rate)
+            policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
+            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)  # as in the authors' code
+            policy_optimizer.step()
+            policy_optimizer.zero_grad()
         if args.tsallis_q < 1 and not policy_loss.isfinite():
             raise FloatingPointError(f"at step {step}: with q < 1 the divergence needs σ < σ_k / √(1 - q)")
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
             for minibatch in minibatches(batch, ("obs", "values", "returns"), args.critic_minibatch_size):
-                v_loss = fit(critic, critic_optimizer, *minibatch, args.clip_value_loss, learning_rate)
+                v_loss = fit(critic, *minibatch, args.clip_value_loss)
+                critic_optimizer.step()
+                critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
@@ -327,8 +310,8 @@ class Run:
 
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
-        checkpoint = load_checkpoint(args, parts) if args.resume else None
-        saved = checkpoint or dict(step=0, wandb_id=secrets.token_hex(4), points=[], rng=torch.get_rng_state())
+        saved = load_checkpoint(args, parts) if args.resume else None
+        saved = saved or dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
@@ -368,17 +351,19 @@ class Run:
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]  # more than a second's worth
             state = {name: part.state_dict() for name, part in self.parts.items()}
-            check_finite(step, **{f"{name}.{key}": x for name in state for key, x in state[name].items()})
+            tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
+            check_finite(step, **tensors)
             state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
             with open(self.folder / "checkpoint.tmp", "wb") as file:
                 torch.save(state | dict(rng=torch.get_rng_state()), file)
                 os.fsync(file.fileno())
             os.replace(file.name, self.folder / "checkpoint.pt")  # atomic: a kill leaves the old one or the new one
-            if disk_usage(self.folder).free < 2e8:
+            if shutil.disk_usage(self.folder).free < 2e8:
                 raise OSError(f"less than 200 MB of disk space left at step {step}")
         return bool(self.stop)
 
     def finish(self) -> int:
+        """Returns the exit status: 0, or 128 + the signal that stopped training."""
         self.bar.close()
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
@@ -404,18 +389,17 @@ def fail(message: str) -> NoReturn:
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        if video_folder:  # Gymnasium's MuJoCo tasks have a camera that follows the robot
-            camera = dict(camera_name="track") if "envs.mujoco" in str(gym.spec(env_id).entry_point) else {}
-            env = gym.make(env_id, render_mode="rgb_array", **camera)
+        camera = "envs.mujoco" in str(gym.spec(env_id).entry_point)  # these tasks have one that follows the robot
+        options = dict(render_mode="rgb_array") | camera * dict(camera_name="track") if video_folder else {}
+        env = gym.wrappers.RecordEpisodeStatistics(gym.make(env_id, **options))
+        if video_folder:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
-        else:
-            env = gym.make(env_id)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
         fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
-    return gym.wrappers.RecordEpisodeStatistics(env)
+    return env
 
 
 def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
@@ -440,8 +424,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
     if checkpoint and (args.resume or args.evaluate):
-        same = ("run_name", "runs_dir", "resume", "evaluate")
-        defaults = checkpoint["args"] | {name: getattr(args, name) for name in same}
+        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False)
         if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
             fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
     elif checkpoint:
@@ -470,7 +453,7 @@ def evaluate(args: Args) -> int:
     low, high, returns = env.action_space.low, env.action_space.high, []
     policy = Policy(env.observation_space.shape[0], len(low), args)
     load_checkpoint(args, dict(policy=policy))
-    normalize, mean_action = policy.normalizer(), policy.numpy_mean()
+    normalize, mean_action = policy.numpy_functions()
     for number in range(args.eval_episodes):
         (obs, _), info = env.reset(seed=args.seed + number), {}
         while "episode" not in info:
@@ -493,19 +476,16 @@ def main(argv: list[str] | None = None) -> int:
         lock = FileLock(folder / "lock", blocking=False).acquire()
     except OSError as error:
         fail(f"{folder} is in use by another process, or not writable: {error}")
-    with lock:
-        finished = folder / "finished"
-        if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
-            return print(f"{folder} is finished: it has trained for {args.total_timesteps} steps") or 0
-        try:
+    try:
+        with lock:
             return train(args)
-        except wandb.Error as error:
-            fail(f"W&B cannot start: {error}")
-        except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
-            fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
-        except (FloatingPointError, OSError) as error:
-            print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
-            return 1
+    except wandb.Error as error:
+        fail(f"W&B cannot start: {error}")
+    except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
+        fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+    except (FloatingPointError, OSError) as error:
+        print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

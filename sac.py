@@ -26,7 +26,7 @@ import copy
 import json
 import math
 import os
-import secrets
+import shutil
 import signal
 import sys
 import time
@@ -34,7 +34,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import disk_usage
 from typing import Literal, NoReturn
 
 import gymnasium as gym
@@ -81,7 +80,11 @@ class Args:
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, value in vars(self).items():
-            if type(value) in (int, float) and not 0 < value < np.inf and (name, value) not in MAY_BE_ZERO:
+            if (
+                type(value) in (int, float)
+                and not 0 < value < np.inf
+                and (value or name not in ("seed", "entropy_coef"))
+            ):
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
         if max(self.gamma, self.tau) > 1 or self.checkpoint_interval > HEADROOM or self.seed >= 2**32:
             raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25 000, --seed below 2**32")
@@ -93,7 +96,6 @@ class Args:
 
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
 FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
-MAY_BE_ZERO = {("seed", 0), ("entropy_coef", 0)}
 HEADROOM = 25_000  # rows of the replay buffer's file that no sample comes from
 
 
@@ -128,20 +130,21 @@ def numpy_policy(policy: nn.Sequential) -> Callable[..., np.ndarray]:
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
 
-    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-5):
+    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-8):
         super().__init__()
         self.params, self.eps = list(params), eps
         self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
         self.requires_grad_(False).register_buffer("count", torch.zeros((), device=self.params[0].device))
 
     @torch.no_grad()
-    def step(self, gradients: Iterable[Tensor], learning_rate: Tensor) -> None:
+    def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
         self.count += 1
-        rate, scale = learning_rate / (1 - 0.9**self.count), (1 - 0.999**self.count).rsqrt()
+        correction = (1 - 0.999**self.count).sqrt()
+        scale = -(1 - 0.9**self.count) / (learning_rate * correction)
         for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
             mean.lerp_(gradient, 0.1)
             square.lerp_(gradient * gradient, 0.001)
-            p.sub_(mean * rate / square.sqrt().mul_(scale).add_(self.eps))
+            p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
 
 
 def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +207,7 @@ class ReplayBuffer:
         self.array = np.asarray(self.file)
         self.rows = torch.from_numpy(self.array)
         growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks
-        if growth > disk_usage(path.parent).free:
+        if growth > shutil.disk_usage(path.parent).free:
             fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
 
     def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
@@ -229,8 +232,8 @@ def train(args: Args) -> int:
     torch.set_flush_denormal(True)  # Adam's means of dead units decay to denormals, which CPUs are slow with
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
-    policy_optimizer = Adam(agent.policy.parameters(), eps=1e-8)
-    critic_optimizer = Adam([*agent.q1.parameters(), *agent.q2.parameters(), *agent.v.parameters()], eps=1e-8)
+    policy_optimizer = Adam(agent.policy.parameters())
+    critic_optimizer = Adam([*agent.q1.parameters(), *agent.q2.parameters(), *agent.v.parameters()])
     learn = update
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
@@ -273,8 +276,8 @@ class Run:
 
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
-        checkpoint = load_checkpoint(args, parts) if args.resume else None
-        saved = checkpoint or dict(step=0, wandb_id=secrets.token_hex(4), points=[], rng=torch.get_rng_state())
+        saved = load_checkpoint(args, parts) if args.resume else None
+        saved = saved or dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
@@ -314,17 +317,19 @@ class Run:
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]  # more than a second's worth
             state = {name: part.state_dict() for name, part in self.parts.items()}
-            check_finite(step, **{f"{name}.{key}": x for name in state for key, x in state[name].items()})
+            tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
+            check_finite(step, **tensors)
             state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
             with open(self.folder / "checkpoint.tmp", "wb") as file:
                 torch.save(state | dict(rng=torch.get_rng_state()), file)
                 os.fsync(file.fileno())
             os.replace(file.name, self.folder / "checkpoint.pt")  # atomic: a kill leaves the old one or the new one
-            if disk_usage(self.folder).free < 2e8:
+            if shutil.disk_usage(self.folder).free < 2e8:
                 raise OSError(f"less than 200 MB of disk space left at step {step}")
         return bool(self.stop)
 
     def finish(self) -> int:
+        """Returns the exit status: 0, or 128 + the signal that stopped training."""
         self.bar.close()
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
@@ -350,12 +355,11 @@ def fail(message: str) -> NoReturn:
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        if video_folder:  # Gymnasium's MuJoCo tasks have a camera that follows the robot
-            camera = dict(camera_name="track") if "envs.mujoco" in str(gym.spec(env_id).entry_point) else {}
-            env = gym.make(env_id, render_mode="rgb_array", **camera)
+        camera = "envs.mujoco" in str(gym.spec(env_id).entry_point)  # these tasks have one that follows the robot
+        options = dict(render_mode="rgb_array") | camera * dict(camera_name="track") if video_folder else {}
+        env = gym.wrappers.RecordEpisodeStatistics(gym.make(env_id, **options))
+        if video_folder:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
-        else:
-            env = gym.make(env_id)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
         fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
     for space in (env.observation_space, env.action_space):
@@ -363,7 +367,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
     if not env.action_space.is_bounded():
         fail(f"{env_id} has actions {env.action_space}; a squashed policy needs bounded actions")
-    return gym.wrappers.RescaleAction(gym.wrappers.RecordEpisodeStatistics(env), -1, 1)
+    return gym.wrappers.RescaleAction(env, -1, 1)
 
 
 def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
@@ -388,8 +392,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
     if checkpoint and (args.resume or args.evaluate):
-        same = ("run_name", "runs_dir", "resume", "evaluate")
-        defaults = checkpoint["args"] | {name: getattr(args, name) for name in same}
+        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False)
         if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
             fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
     elif checkpoint:
@@ -440,19 +443,16 @@ def main(argv: list[str] | None = None) -> int:
         lock = FileLock(folder / "lock", blocking=False).acquire()
     except OSError as error:
         fail(f"{folder} is in use by another process, or not writable: {error}")
-    with lock:
-        finished = folder / "finished"
-        if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
-            return print(f"{folder} is finished: it has trained for {args.total_timesteps} steps") or 0
-        try:
+    try:
+        with lock:
             return train(args)
-        except wandb.Error as error:
-            fail(f"W&B cannot start: {error}")
-        except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
-            fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
-        except (FloatingPointError, OSError) as error:
-            print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
-            return 1
+    except wandb.Error as error:
+        fail(f"W&B cannot start: {error}")
+    except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
+        fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+    except (FloatingPointError, OSError) as error:
+        print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
