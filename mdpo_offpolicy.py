@@ -13,8 +13,8 @@ Mirror descent repeatedly maximizes a linearization of the objective minus a Bre
 
 V(s) does not depend on theta, so Q_k can replace A_k. With reparameterized actions this minimizes the mean of
 log pi_theta - log pi_k - t_k Q_k (Eq. 11). In a soft MDP the reward includes lambda times the entropy: linearized at
-pi_k it adds lambda t_k log pi_k, and V fits Q - lambda log pi. Multiplied by 1 / t_k, the "Bregman stepsize", a
-constant for each task, the loss is
+pi_k it adds lambda t_k log pi_k, and V fits min(Q1, Q2) - lambda log pi. Multiplied by 1 / t_k, the "Bregman
+stepsize", a constant for each task, the loss is
 
     mean[ (1 / t_k) log pi_theta(a) - (1 / t_k - lambda) log pi_k(a) - Q(s, a) ].
 
@@ -23,7 +23,7 @@ At 1 / t_k = lambda the old policy cancels: that is SAC (Eq. 14). `diff sac.py m
 - pi_k is a copy of the policy, refreshed every --old-policy-interval = m updates. Algorithm 2 is --gradient-steps m
   --old-policy-interval m, up to a fresh batch for each step and a critic that is updated along with the policy.
 - Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters.
-- From the authors' code: Q1 in the policy loss. Not from it: it acts with the mean, the paper and this file sample.
+- From the authors' code: Q1 in the policy loss. Not from it: acting with the mean, a penalty on mean and log std.
 - Actions and densities are those of tanh in [-1, 1], whatever the task's bounds, so lambda means the same everywhere.
 - Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
@@ -119,7 +119,7 @@ class Agent(nn.Module):
         self.policy = mlp(obs_dim, hidden, 2 * action_dim)  # mean and log std of u, for actions tanh(u)
         self.q1, self.q2 = mlp(obs_dim + action_dim, hidden, 1), mlp(obs_dim + action_dim, hidden, 1)
         self.v = mlp(obs_dim, hidden, 1)
-        for parameter in self.policy[-1].parameters():  # without this MDPO does not learn Humanoid
+        for parameter in self.policy[-1].parameters():  # else pi_0 is nearly deterministic where observations are large
             parameter.data *= 0.01
         self.old_policy, self.target_v = copy.deepcopy(self.policy), copy.deepcopy(self.v)
 

@@ -11,16 +11,17 @@ Mirror descent repeatedly maximizes a linearization of the objective minus a Bre
 
     theta_{k+1} = argmax_theta  E_{s ~ rho_k} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
-An unconstrained policy would be pi_k exp(t_k A_k) / Z (Eq. 2); a network takes m gradient steps on samples of pi_k
+An unconstrained policy would be pi_k exp(t_k A_k) / Z (Eqs. 2, 15); a network takes m gradient steps on samples of pi_k
 instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s), each step ascends
 
-    mean[ r A_k ] - (1 / t_k) mean[ KL(pi_theta || pi_k) ],        t_k = 1 - k / K  in iteration k of K.
+    mean[ r A_k ] - (1 / t_k) mean[ KL(pi_theta || pi_k) ],        t_k = 1 - k / K,  k = 0, ..., K - 1.
 
 - The KL is exact and has the new policy first; TRPO and KL-PPO have the old policy first.
 - At theta_k the KL has no gradient, so m = 1 is the vanilla policy gradient.
 - Each of the m steps uses the whole batch; only the critic is trained on minibatches.
 - --tsallis-q replaces the KL by a Tsallis divergence, in closed form for Gaussians. The paper leaves this open.
-- The paper's table anneals Adam, the authors' code does not. Constant trained better at 1M steps (results/).
+- From the authors' code: advantages standardized over the batch, the policy's gradient norm clipped at 0.5, and a
+  constant Adam rate, where the paper's table anneals it.
 - Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
 
 `diff ppo.py mdpo_onpolicy.py` and `diff trpo.py mdpo_onpolicy.py` show how the algorithms differ.
@@ -75,7 +76,7 @@ class Args:
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
-    anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0
+    anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations by running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
@@ -187,15 +188,14 @@ def critic_gradient(critic: nn.Module, obs: Tensor, old_values: Tensor, returns:
 
 
 def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
-    """Eq. 18 for diagonal Gaussians, divided by the integral of pi_k^q so that t_k keeps its meaning; the KL at q = 1.
-
-    R1 and R2 are the integrals of pi^q and of pi pi_k^(q-1), relative to that of pi_k^q."""
+    """Eq. 18 for diagonal Gaussians, divided by the integral of pi_k^q: a small shift of the mean costs what it does in
+    the KL. R1 and R2 are the integrals of pi^q and of pi pi_k^(q-1), also relative to that of pi_k^q."""
     if q == 1:
         return gaussian_kl(pi, pi_k)
     ratio, z = pi.scale / pi_k.scale, (pi.loc - pi_k.loc) / pi_k.scale
     d = 1 + (q - 1) * ratio**2  # positive where the divergence exists, so always for q >= 1
     log_r1 = (1 - q) * torch.log(ratio).sum(-1)
-    log_r2 = 0.5 * (torch.log(q / d) - (q - 1) * z * z / d).sum(-1)
+    log_r2 = -0.5 * (torch.log1p((q - 1) * (ratio**2 - 1) / q) + (q - 1) * z**2 / d).sum(-1)
     return (torch.expm1(log_r1) - q * torch.expm1(log_r2)) / (q - 1)
 
 

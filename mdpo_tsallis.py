@@ -19,12 +19,12 @@ Tsallis entropy, possibly with another q. Linearized at pi_k and multiplied by 1
     mean[ (1 / t_k) (log_{q_B} pi_theta(a) - q_B log_{q_B} pi_k(a)) + lambda q_M log_{q_M} pi_k(a) - Q(s, a) ],
 
 and V fits min(Q1, Q2) - lambda log_{q_M} pi. At q = 1 this is mdpo_offpolicy.py to the bit; at 1 / t_k = lambda and
-q_B = q_M the old policy cancels, and it is the paper's SAC-Tsallis. `diff mdpo_offpolicy.py mdpo_tsallis.py` shows
+q_B = q_M the old policy cancels: SAC with a Tsallis entropy. `diff mdpo_offpolicy.py mdpo_tsallis.py` shows
 what Tsallis adds; mdpo_offpolicy.py documents the rest.
 
 - The paper's density is the joint one (--log-q joint). The authors' code sums log_q over dimensions, with a floor under
   the densities (--log-q per-dimension, without the floor). They agree only at q = 1 or in one dimension.
-- Where (q - 1) log pi exceeds 30, near float32's overflow, log_q continues as a logarithm, which keeps its gradient.
+- Where pi^(q - 1) exceeds exp(30), log_q continues as a logarithm: finite, with a gradient that does not vanish.
 - Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
@@ -85,8 +85,7 @@ class Args:
     gradient_steps: int = 1  # updates per environment step, each with its own batch
     old_policy_interval: int = 1000  # m, updates between refreshes of π_k
     bregman_stepsize: float | None = None  # 1/t_k; default: the paper's value for the task, 0.5 for other tasks
-    tsallis_q: float | None = None  # q in (0, 2] of the divergence; default: the paper's best for the task, else 1.5.
-    # q < 1 exists only while σ < σ_k / √(1 - q)
+    tsallis_q: float | None = None  # q in (0, 2] (default: the paper's best, else 1.5); q < 1 needs σ < σ_k / √(1 - q)
     entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP; default: --tsallis-q
     log_q: Literal["joint", "per-dimension"] = "joint"  # of the action's joint density, or summed over dimensions
 
@@ -129,7 +128,7 @@ class Agent(nn.Module):
         self.policy = mlp(obs_dim, hidden, 2 * action_dim)  # mean and log std of u, for actions tanh(u)
         self.q1, self.q2 = mlp(obs_dim + action_dim, hidden, 1), mlp(obs_dim + action_dim, hidden, 1)
         self.v = mlp(obs_dim, hidden, 1)
-        for parameter in self.policy[-1].parameters():  # without this MDPO does not learn Humanoid
+        for parameter in self.policy[-1].parameters():  # else pi_0 is nearly deterministic where observations are large
             parameter.data *= 0.01
         self.old_policy, self.target_v = copy.deepcopy(self.policy), copy.deepcopy(self.v)
 
@@ -195,10 +194,10 @@ def log_q_density(log_densities: Tensor, q: float, kind: str) -> Tensor:
 
 def tsallis_loss(log_densities: Tensor, old_log_densities: Tensor, q: Tensor, args: Args) -> Tensor:
     """Eq. 21 for a soft MDP, times 1 / t_k. At q = 1 it equals the loss of mdpo_offpolicy.py to the bit."""
+    inverse_t, entropy_coef, entropy_q = args.bregman_stepsize, args.entropy_coef, args.entropy_q or args.tsallis_q
     log_pi = log_q_density(log_densities, args.tsallis_q, args.log_q)
     old_bregman = args.tsallis_q * log_q_density(old_log_densities, args.tsallis_q, args.log_q)
-    old_entropy = args.entropy_q * log_q_density(old_log_densities, args.entropy_q, args.log_q)
-    inverse_t, entropy_coef = args.bregman_stepsize, args.entropy_coef
+    old_entropy = entropy_q * log_q_density(old_log_densities, entropy_q, args.log_q)
     return (inverse_t * log_pi - (inverse_t * old_bregman - entropy_coef * old_entropy) - q).mean()
 
 
@@ -217,7 +216,7 @@ def update(
     q1_policy = agent.q1(policy_input)
     actor_loss = tsallis_loss(log_prob, old_log_prob, q1_policy, args)
     with torch.no_grad():
-        entropy = -log_q_density(log_prob, args.entropy_q, args.log_q)
+        entropy = -log_q_density(log_prob, args.entropy_q or args.tsallis_q, args.log_q)
         v_target = torch.minimum(q1_policy, agent.q2(policy_input)) + args.entropy_coef * entropy
         q_target = reward + args.gamma * (1 - terminated) * agent.target_v(next_obs)
     q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
@@ -458,7 +457,6 @@ def parse_args(argv: list[str] | None = None) -> Args:
         args.bregman_stepsize = BREGMAN_STEPSIZE.get(args.env_id.split("/")[-1].split("-v")[0], 0.5)
     if args.tsallis_q is None:
         args.tsallis_q = TSALLIS_Q[args.preset].get(args.env_id.split("/")[-1].split("-v")[0], 1.5)
-    args.entropy_q = args.entropy_q or args.tsallis_q
     name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
     args.run_name = args.run_name or name
     return args

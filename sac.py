@@ -17,7 +17,7 @@ This is off-policy MDPO's loss at 1 / t_k = lambda, where the old policy cancels
 then make the same run. `diff sac.py mdpo_offpolicy.py` shows how they differ.
 
 - Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters.
-- As in the MDPO authors' code, the policy loss has Q1 and lambda is not tuned.
+- As in the MDPO paper, lambda = 0.2 is not tuned. As in its authors' code, the policy loss has Q1.
 - Actions and densities are those of tanh in [-1, 1], whatever the task's bounds, so lambda means the same everywhere.
 - Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
@@ -110,7 +110,7 @@ class Agent(nn.Module):
         self.policy = mlp(obs_dim, hidden, 2 * action_dim)  # mean and log std of u, for actions tanh(u)
         self.q1, self.q2 = mlp(obs_dim + action_dim, hidden, 1), mlp(obs_dim + action_dim, hidden, 1)
         self.v = mlp(obs_dim, hidden, 1)
-        for parameter in self.policy[-1].parameters():  # without this MDPO does not learn Humanoid
+        for parameter in self.policy[-1].parameters():  # else pi_0 is nearly deterministic where observations are large
             parameter.data *= 0.01
         self.target_v = copy.deepcopy(self.v)
 

@@ -18,10 +18,10 @@ information matrix. The solution is the natural gradient scaled to the bound:
 
 Conjugate gradients solve F x = g with products F v alone, each two backward passes through the KL of every fifth
 sample. Both models are local, so a line search halves d until L improves and the KL keeps the bound; if that never
-happens, theta_k stays. --natural-steps repeats this within an iteration (the MDPO paper finds that it does not help).
+happens, theta_k stays. --natural-steps repeats this within the same bound (the MDPO paper finds that it does not help).
 
 - The critic's Adam is annealed in the loaded presets; the paper's table has no entry for TRPO.
-- --compile compiles the critic's step only.
+- --compile compiles the critic's gradient only.
 - Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
 
 `diff trpo.py mdpo_onpolicy.py` shows how the algorithms differ.

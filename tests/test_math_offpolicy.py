@@ -672,7 +672,6 @@ def test_a_compiled_run_agrees_with_an_eager_one(in_process):
         eager, compiled = (flat(load(name)[part].values()) for name in ("eager", "compiled"))
         error = (eager - compiled).abs()
         assert error.median() < 1e-6 and error.max() < 5e-3, part
-    assert not torch.equal(*(load(name)["policy_optimizer"]["count"] for name in ("eager", "compiled"))) or True
 
 
 # ------------------------------------------------------------------------------------ the order of an iteration

@@ -3,6 +3,7 @@
 import copy
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.testing import assert_close
+from toy_envs import Toy
 
 import mdpo_onpolicy as mdpo
 import ppo
@@ -282,6 +284,116 @@ def test_an_iteration_acts_fits_and_logs_as_it_should(script, in_process, monkey
     advantages = returns - values
     standardized = (advantages - advantages.mean()) / advantages.std(correction=0)
     assert_close(batch["advantages"].double(), standardized, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def watched_run(in_process, monkeypatch):
+    """Three iterations on Toy: for each the networks before its updates, what gae() was given, and what happened."""
+
+    def run(script, *flags, num_envs=1):
+        rollouts, networks, gae, mlp, minibatches = [], [], script.gae, script.mlp, script.minibatches
+
+        class Watched(script.Policy):
+            def __init__(self, *given):
+                super().__init__(*given)
+                networks.append(self)
+
+        def watched_gae(*given):
+            policy, critic = copy.deepcopy(networks[1]), copy.deepcopy(networks[2])
+            rollouts.append(SimpleNamespace(gae=copy.deepcopy(given), policy=policy, critic=critic))
+            return gae(*given)
+
+        def watched_minibatches(batch, *rest):
+            rollouts[-1].batch = copy.deepcopy(batch)
+            return minibatches(batch, *rest)
+
+        monkeypatch.setattr(
+            script, "mlp", lambda *given, **named: networks.append(mlp(*given, **named)) or networks[-1]
+        )
+        monkeypatch.setattr(script, "Policy", Watched)
+        monkeypatch.setattr(script, "gae", watched_gae)
+        monkeypatch.setattr(script, "minibatches", watched_minibatches)
+        Toy.made.clear()
+        sizes = ("--num-steps", 50, "--num-envs", num_envs, "--total-timesteps", 150 * num_envs)
+        points = in_process(script, "--env-id", "Toy-v0", "--run-name", "r", *sizes, *flags).points
+        steps = zip(*(env.transitions for env in Toy.made if env.transitions), strict=True)
+        happened = [np.array(column) for column in zip(*(zip(*step, strict=True) for step in steps), strict=True)]
+        names = ("obs", "actions", "next_obs", "rewards", "terminated", "truncated")
+        for k, rollout in enumerate(rollouts):
+            vars(rollout).update({n: x[50 * k : 50 * (k + 1)] for n, x in zip(names, happened, strict=True)})
+        assert len(rollouts) == 3 and len(networks) == 3
+        return SimpleNamespace(rollouts=rollouts, points=points, policy=networks[1])
+
+    return run
+
+
+def normalized(policy, obs):
+    """By the definition, from the statistics that a policy holds."""
+    moments = policy.obs_moments
+    return ((torch.as_tensor(obs) - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10).float()
+
+
+def by_environment(tensor, num_envs):
+    """A batch of samples as an array of steps and environments."""
+    return tensor.view(num_envs, 50, *tensor.shape[1:]).transpose(0, 1).numpy()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_truncation_bootstraps_from_the_last_observation_and_termination_does_not(script, watched_run, num_envs):
+    for rollout in watched_run(script, "--no-norm-reward", num_envs=num_envs).rollouts:
+        rewards, values, next_values, terminated, done, gamma, gae_lambda = rollout.gae
+        assert (gamma, gae_lambda) == (0.99, 0.95)
+        with torch.no_grad():
+            expected, bootstrap = (
+                rollout.critic(normalized(rollout.policy, x)).squeeze(-1) for x in (rollout.obs, rollout.next_obs)
+            )
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(next_values, bootstrap, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rewards, rollout.rewards)
+        np.testing.assert_array_equal(terminated, rollout.terminated)
+        np.testing.assert_array_equal(done, rollout.terminated | rollout.truncated)
+        assert rollout.terminated.any() and rollout.truncated.any()
+        returns = by_environment(rollout.batch["returns"], num_envs)
+        ends, cuts = rollout.terminated, rollout.truncated
+        np.testing.assert_allclose(returns[ends], rollout.rewards[ends], rtol=1e-4, atol=1e-4)
+        bootstrapped = rollout.rewards + 0.99 * bootstrap.numpy()
+        np.testing.assert_allclose(returns[cuts], bootstrapped[cuts], rtol=1e-4, atol=1e-4)
+
+
+def test_the_batch_is_what_the_policy_did_and_saw(script, watched_run):
+    run = watched_run(script, num_envs=2)
+    for rollout in run.rollouts:
+        batch = rollout.batch
+        actions = by_environment(batch["actions"], 2)
+        np.testing.assert_allclose(actions.clip(-0.5, 0.5), rollout.actions, rtol=1e-6)  # only the task's are clipped
+        assert (abs(actions) > 0.5).any()
+        inputs = normalized(rollout.policy, rollout.obs).numpy()
+        np.testing.assert_allclose(by_environment(batch["obs"], 2), inputs, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            old = Normal(rollout.policy.mean(batch["obs"]), rollout.policy.log_std.exp())
+        assert_close(batch["log_probs"], old.log_prob(batch["actions"]).sum(-1))
+    with torch.no_grad():
+        new = Normal(run.policy.mean(batch["obs"]), run.policy.log_std.exp())
+    last = iterations(run.points)[-1]
+    kl = kl_divergence(Independent(new, 1), Independent(old, 1)).mean().item()
+    assert last["losses/kl"] == pytest.approx(kl, rel=1e-3, abs=1e-6) and kl > 1e-6
+    assert last["losses/entropy"] == pytest.approx(Independent(new, 1).entropy().mean().item(), rel=1e-5)
+
+
+def test_normalization_is_by_the_statistics_of_all_that_was_seen_before(script, watched_run):
+    run = watched_run(script, num_envs=2)
+    discounted, past, seen = [], np.zeros(2), np.zeros((0, 3))
+    for rollout in run.rollouts:
+        if len(seen):  # observations: those of earlier iterations; rewards: also those of this one
+            np.testing.assert_allclose(rollout.policy.obs_moments.mean, seen.mean(0), rtol=1e-5)
+            np.testing.assert_allclose(rollout.policy.obs_moments.var, seen.var(0), rtol=1e-5)
+        seen = np.concatenate([seen, rollout.obs.reshape(-1, 3)])
+        for reward, done in zip(rollout.rewards, rollout.terminated | rollout.truncated, strict=True):
+            past = 0.99 * past + reward
+            discounted.append(past)
+            past = past * ~done
+        scaled = np.clip(rollout.rewards / np.std(discounted), -10, 10)
+        np.testing.assert_allclose(rollout.gae[0], scaled, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------- MDPO
