@@ -1,68 +1,118 @@
-"""report.py: what it reads of real runs, what it averages and what it only lists, its numbers, tables and figures."""
+"""report.py: what it reads of runs, what it keeps, its tables and figures, and the live report on W&B."""
 
 import csv
 import gzip
+import importlib.metadata
+import io
 import json
 import os
+import re
 import shutil
-import signal
+import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import wandb
-from conftest import ROOT, SHORT, contents, finish, history, start
+from conftest import ROOT, SHORT, history
 
-import mdpo_onpolicy as mdpo
 import mdpo_tsallis
 import ppo
 import report
 
-PNG = b"\x89PNG\r\n\x1a\n"
+TOTAL = 5120  # steps of the real run
 
 
 def row(algo="ppo", env_id="Hopper-v4", seed=1, score=100.0, **other) -> dict:
-    """A row of runs.csv, of a finished run unless it is told otherwise."""
-    preset = "loaded-gae" if algo in report.FAMILIES["on-policy"] else "minimal"
-    usual = dict(algo=algo, preset=preset, variant="", env_id=env_id, seed=seed, steps=1_000_000, final_return=score)
-    usual |= dict(episodes=1000, sps=1000.0, commit="c0ffee", versions="torch=2.13.0", status="finished", reason="")
-    made = usual | dict(started="2026-01-01T00:00:00") | other
-    name = "__".join(str(made[key]) for key in ("env_id", "algo", "variant", "steps", "seed", "started"))
-    return made | dict(run=other.get("run", name))
+    """A row of a finished run with its curve. `varied` are flags that differ from the defaults."""
+    preset = other.pop("preset", "loaded-gae" if algo in report.FAMILIES["on-policy"] else "minimal")
+    flags = report.defaults(algo, preset, env_id) | other.pop("varied", {})
+    made = dict(algo=algo, preset=preset, variant="", env_id=env_id, steps=1_000_000, seed=seed, final_return=score)
+    made |= dict(episodes=1000, sps=900.5, status="finished", reason="", compile=True, commit="c0ffee1234")
+    made |= dict(versions="torch=2.13.0", started="2026-01-01T00:00:00", flags=" ".join(map("=".join, flags.items())))
+    made |= other
+    made["curve"] = pd.DataFrame({"step": [10_000, 990_000], "return": [0.0, score], "episodes": 5})
+    name = "__".join(str(made[key]) for key in ("env_id", "algo", "preset", "steps", "seed", "started", "flags"))
+    return dict(run=name, id=f"id of {other.get('run', name)}") | made
 
 
-def make(out: Path, rows: list[dict], *flags) -> str:
-    """table.md of these rows, and everything else in `out`, by way of --from-results."""
-    out.mkdir(parents=True, exist_ok=True)
-    curves = {r["run"]: [(5000 + 10_000 * i, r["final_return"] * i / 99, 10) for i in range(100)] for r in rows}
-    report.write_results(out, rows, curves)
-    assert report.main(["--from-results", "--out", str(out), *map(str, flags)]) == 0
-    return (out / "table.md").read_text()
+def tables(*rows: dict) -> str:
+    return report.tables(report.select(list(rows)))
 
 
-def line(table: str, *begin: str) -> list[str]:
-    """The cells of the one line of a table that begins with these."""
-    lines = [[cell.strip() for cell in text.strip("|").split("|")] for text in table.splitlines() if text[:1] == "|"]
-    found = [cells for cells in lines if cells[: len(begin)] == list(begin)]
-    assert found, (begin, table)
-    return found[0]
+def line(text: str, *begin: str) -> list[str]:
+    """The rest of the only line of a Markdown table that begins with these cells."""
+    lines = [re.split(r" (?<!\\)\| ", one[2:-2]) for one in text.splitlines() if one[:2] == "| "]
+    (found,) = [cells[len(begin) :] for cells in lines if cells[: len(begin)] == list(begin)]
+    return found
 
 
-def rows_of(out: Path) -> list[dict]:
-    with open(out / "runs.csv", newline="") as file:
+def runs_csv(out="results") -> list[dict]:
+    with open(Path(out) / "runs.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def curve_of(out: Path) -> list[tuple]:
-    with gzip.open(out / "curves.csv.gz", "rt", newline="") as file:
-        return [(int(p["step"]), float(p["return"]), int(p["episodes"])) for p in csv.DictReader(file)]
+def curves_csv(out="results") -> list[tuple]:
+    with gzip.open(Path(out) / "curves.csv.gz", "rt", newline="") as file:
+        return [(p["run"], int(p["step"]), float(p["return"]), int(p["episodes"])) for p in csv.DictReader(file)]
 
 
-# ---------------------------------------------------------------------------------------------------- real runs
+def exit_status(*flags) -> int:
+    with pytest.raises(SystemExit) as end:
+        report.main([str(flag) for flag in flags])
+    return end.value.code
+
+
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory) -> Path:
+    """A folder with a run that was killed, and the same run resumed to its end. Do not change it."""
+    folder = tmp_path_factory.mktemp("real")
+    flags = (*SHORT, "--total-timesteps", str(TOTAL), "--checkpoint-interval", "512", "--runs-dir", str(folder / "tmp"))
+    command = [sys.executable, str(ROOT / "mdpo_onpolicy.py"), *flags]
+    settings = dict(cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process, checkpoint, seen = subprocess.Popen(command, **settings), folder / "tmp/r/checkpoint.pt", set()
+    deadline = time.time() + 60
+    while len(seen) < 3:
+        assert process.poll() is None and time.time() < deadline
+        seen |= {checkpoint.stat().st_mtime_ns} if checkpoint.exists() else set()
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    time.sleep(0.5)  # W&B's process ends
+    shutil.copytree(folder / "tmp/r", folder / "killed", symlinks=True)
+    assert subprocess.run([*command, "--resume"], **settings).returncode == 0
+    shutil.move(folder / "tmp/r", folder / "resumed")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def inspect_once():
+    """report.inspect, which takes a second, with a memory for files of the same name and size."""
+    inspect, seen = report.inspect, {}
+
+    def remember(path: Path):
+        key = path.name, *(file.stat().st_size for file in path.glob("*.wandb"))
+        if key not in seen:
+            seen[key] = inspect(path)
+        return seen[key]
+
+    return remember
+
+
+@pytest.fixture
+def copied(real_runs, inspect_once, tmp_path, monkeypatch):
+    """Copy a real run to runs/NAME in tmp_path, and work there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "inspect", inspect_once)
+    return lambda which, name: shutil.copytree(real_runs / which, tmp_path / "runs" / name, symlinks=True)
 
 
 def binned(points: list[dict], total: int) -> list[tuple]:
@@ -71,515 +121,125 @@ def binned(points: list[dict], total: int) -> list[tuple]:
     curve = []
     for i in range(50):
         inside = [x for step, x in episodes if i * total / 50 < step <= (i + 1) * total / 50]
-        if inside:
-            curve.append((round((i + 0.5) * total / 50), round(np.mean(inside), 2), len(inside)))
+        curve += [(int((i + 0.5) * total / 50), round(np.mean(inside), 2), len(inside))] if inside else []
     return curve
 
 
-def test_a_resumed_runs_curve_is_that_of_its_checkpointed_history(tmp_path, monkeypatch):
-    total, run = 10_240, tmp_path / "runs/r"
-    flags = (*SHORT, "--checkpoint-interval", 512, "--total-timesteps", total)
-    process, deadline = start("mdpo_onpolicy", *flags, cwd=tmp_path), time.time() + 60
-    while len(list(run.glob("wandb/offline-run-*/*.wandb"))) == 0 or not (run / "checkpoint.pt").exists():
-        assert process.poll() is None and time.time() < deadline, (tmp_path / "stderr").read_text()
-        time.sleep(0.02)
-    born = (run / "checkpoint.pt").stat().st_mtime_ns
-    while (run / "checkpoint.pt").stat().st_mtime_ns == born:
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.02)
-    time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    monkeypatch.chdir(tmp_path)
+def test_a_killed_and_resumed_run_gives_the_curve_of_its_history(copied):
+    copied("killed", "r")
     assert report.main([]) == 0
-    (unfinished,) = rows_of(tmp_path / "results")
+    (unfinished,) = runs_csv()
     assert unfinished["status"] == "unfinished" and "ends at step" in unfinished["reason"]
-    assert "unfinished" in line((tmp_path / "results/table.md").read_text(), "r")[1]
+    assert line(Path("results/table.md").read_text(), "r")[0].startswith("unfinished: its log ends at step")
 
-    resumed = finish("mdpo_onpolicy", "--resume", *flags, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    _, second = sorted(run.glob("wandb/offline-run-*"))
-    shutil.copytree(
-        second, second.with_name("offline-run-99991231_235959-r")
-    )  # one that repeats it must change nothing
+    shutil.rmtree("runs/r")
+    run = copied("resumed", "r")
+    last = max(run.glob("wandb/offline-run-*"), key=lambda path: path.stat().st_mtime)
+    shutil.copytree(last, last.with_name(f"offline-run-20000101_000000-{last.name.split('-')[-1]}"))  # changes nothing
     assert report.main([]) == 0
-    (row,) = rows_of(tmp_path / "results")
-    points = history(run)
+    (made,), points = runs_csv(), history(run)
     returns = [p["charts/episodic_return"] for p in points if "charts/episodic_return" in p]
-    assert (row["status"], int(row["episodes"]), int(row["steps"])) == ("finished", len(returns), total)
-    assert float(row["final_return"]) == pytest.approx(np.mean(returns[-100:]), abs=0.006)
-    assert curve_of(tmp_path / "results") == binned(points, total)
-    assert row["variant"] == "num_steps=256" and row["algo"] == "mdpo_onpolicy" and "torch=" in row["versions"]
-    assert not any(word in (tmp_path / "results/runs.csv").read_text() for word in (str(tmp_path), os.uname().nodename))
+    assert (made["status"], int(made["steps"]), int(made["episodes"])) == ("finished", TOTAL, len(returns))
+    assert float(made["final_return"]) == pytest.approx(np.mean(returns[-100:]), abs=0.006)
+    assert [point[1:] for point in curves_csv()] == binned(points, TOTAL)
+    assert (made["algo"], made["variant"], made["compile"]) == ("mdpo_onpolicy", "num_steps=256", "False")
+    assert "gamma=0.99" in made["flags"] and not {"seed", "run_name", "wandb_mode"} & set(
+        re.split("[ =]", made["flags"])
+    )
+    # Commit and versions are W&B's records.
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert head in made["commit"]
+    assert made["versions"] == " ".join(f"{name}={importlib.metadata.version(name)}" for name in report.PACKAGES)
+    assert not any(word in Path("results/runs.csv").read_text() for word in (str(run.parent), os.uname().nodename))
 
 
-def segment(points: list[tuple]) -> tuple:
-    config = dict(exp_name="ppo", preset="loaded-gae", env_id="Hopper-v4", seed=1, total_timesteps=400)
-    return "2026-01-01T00:00:00Z", config, points, True
+def fake_log(monkeypatch, folder: Path, *segments: tuple[str, list[tuple]], **config) -> None:
+    """A run in runs/NAME whose segments, (commit, points), `inspect` returns in no particular order."""
+    usual = dict(exp_name="ppo", preset="loaded-gae", env_id="Hopper-v4", seed=1, total_timesteps=400)
+    found = {}
+    for i, (commit, points) in enumerate(segments):
+        path = folder / f"wandb/offline-run-{9 - i}-id{folder.name}"
+        path.mkdir(parents=True)
+        (path / "run-x.wandb").touch()
+        record = dict(start_time=f"2026-01-0{i + 1}T00:00:00Z", run_id=f"id{folder.name}", versions="torch=1")
+        found[path.name] = record | dict(git=dict(commit=commit), config=dict(update=usual | config)), points
+    inspect = report.inspect
+    monkeypatch.setattr(report, "inspect", lambda path: found.get(path.name) or inspect(path))
 
 
-def test_a_later_segment_supersedes_from_its_first_step_on(tmp_path, monkeypatch):
-    """The first logged to step 300, was killed, and went on from a checkpoint at 200 with the points from 150 on."""
+def test_a_later_segment_replaces_points_from_its_first_step_on(tmp_path, monkeypatch):
+    """The first logged up to step 300, the second resumed with the points from 150 on."""
     first = [(step, -step, 10.0 if step % 100 == 0 else None) for step in range(50, 301, 50)]
     second = [(step, step, 20.0 if step % 100 == 0 else None) for step in range(150, 401, 50)]
-    segments = {"b": segment(first), "a": ("2026-01-01T00:00:01Z", *segment(second)[1:])}  # names do not decide
-    for name in segments:
-        (tmp_path / f"r/wandb/offline-run-{name}").mkdir(parents=True)
-        (tmp_path / f"r/wandb/offline-run-{name}/run-{name}.wandb").touch()
+    fake_log(monkeypatch, tmp_path / "r", ("a", first), ("b", second), ("b", []))
     (tmp_path / "r/finished").write_text("400\n")
-    monkeypatch.setattr(report, "read_segment", lambda file: segments[file.stem[-1]])
-    run = report.read_run(tmp_path / "r", use_cache=False)
-    assert [value for _, value, _ in run["curve"]] == [-50, -100, 150, 200, 250, 300, 350, 400]
-    assert (run["final_return"], run["episodes"], run["hole"]) == (
-        np.mean([-50, -100, 150, 200, 250, 300, 350, 400]),
-        8,
-        None,
-    )
+    run = report.read_folder(tmp_path / "r", set())
+    assert run["curve"]["return"].tolist() == [-50, -100, 150, 200, 250, 300, 350, 400]
+    assert (run["status"], run["episodes"], run["commit"]) == ("finished", 8, "a b")
 
 
 @pytest.mark.parametrize(
-    ("steps", "hole"),
+    ("logged", "hole"),
     [(range(100, 1001, 100), None), ((100, 200, 300, 500, 600, 700, 800, 900, 1000), 300), (range(100, 901, 100), 900)],
 )
-def test_a_hole_in_the_log_is_found(steps, hole):
-    """A run of 1000 steps, or of 1050 of which the last 50 are not a whole iteration, logs every 100."""
+def test_a_hole_in_the_log_breaks_a_run(logged, hole):
+    """A run of 1000 steps, or of 1050 of which the last 50 are no whole iteration, logs every 100."""
     for total in (1000, 1050):
-        run = report.summarize([(step, 1.0, 10.0) for step in steps], dict(total_timesteps=total))
-        assert run["hole"] == hole
-        config = dict(exp_name="ppo", preset="loaded-gae", env_id="Hopper-v4", seed=1, total_timesteps=total)
         told = ("broken", f"points are missing after step {hole}") if hole else ("finished", "")
-        assert report.judge(run | dict(config=config, finished=total)) == told
-
-
-def test_the_end_of_a_torn_file_is_lost_and_the_rest_is_read(copied_run, tmp_path, capsys):
-    """The file of a run that says it has finished is cut in the middle: what is left shows a hole, and is listed."""
-    (file,) = copied_run("mdpo_onpolicy").glob("wandb/offline-run-*/*.wandb")
-    whole = report.read_segment(file)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    started, config, points, readable = report.read_segment(file)
-    assert readable and (started, config) == whole[:2] and 0 < len(points) < len(whole[2])
-    assert points == whole[2][: len(points)]
-    assert report.main([]) == 0
-    assert [(r["status"], r["algo"]) for r in rows_of(tmp_path / "results")] == [("broken", "mdpo_onpolicy")]
-    file.write_bytes(b"nothing of the kind")
-    assert report.main([]) == 0
-    (row,) = rows_of(tmp_path / "results")
-    assert [row[key] for key in ("status", "reason", "algo", "final_return")] == [
-        "broken", "W&B cannot read its log", "mdpo_onpolicy", ""
-    ]  # args.json tells what it was  # fmt: skip
-    assert "0 averaged, 1 listed" in capsys.readouterr().out
-
-
-def test_the_plain_command_stands_in_for_wandb_core(finished_run, monkeypatch, tmp_path):
-    (file,) = finished_run("mdpo_onpolicy").glob("runs/r/wandb/offline-run-*/*.wandb")
-    direct = report.read_segment(file)
-    popen, calls = report.subprocess.Popen, []
-
-    def without_core(command, **settings):
-        calls.append(command)
-        if "wandb-core" in command[0]:
-            raise FileNotFoundError(command[0])
-        return popen(command, **settings)
-
-    monkeypatch.setattr(report.subprocess, "Popen", without_core)
-    assert report.read_segment(file) == direct and direct[2] and direct[3]
-    assert [command[0] == sys.executable for command in calls] == [False, True]
-
-
-def test_a_second_call_reads_only_what_changed(copied_run, tmp_path, monkeypatch):
-    run, read, calls = copied_run("mdpo_onpolicy"), report.read_segment, []
-    monkeypatch.setattr(report, "read_segment", lambda file: calls.append(file) or read(file))
-    results = []
-    for change in (None, None, lambda: (run / "finished").unlink(), lambda: os.utime(calls[0]), None):
-        if change:
-            change()
-        assert report.main([]) == 0
-        results.append((len(calls), rows_of(tmp_path / "results")[0]["status"]))
-    assert results == [(1, "finished"), (1, "finished"), (2, "unfinished"), (3, "unfinished"), (3, "unfinished")]
-    assert report.main(["--no-cache"]) == 0 and len(calls) == 4
-    (kept,) = (tmp_path / "runs/.report-cache").iterdir()
-    kept.write_text(kept.read_text()[:100])  # half of it
-    assert report.main([]) == 0 and len(calls) == 5
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | dict(key=["of another report.py"])))
-    assert report.main([]) == 0 and len(calls) == 6
+        assert report.judge(total, total, [], [0, *logged], pd.Series([1.0])) == told
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
-def test_a_return_that_is_not_finite_breaks_a_run(value, copied_run, tmp_path, monkeypatch):
-    """`leet inspect` prints such as a string."""
-    copied_run("mdpo_onpolicy")
-    read = report.read_segment
-
-    def spoilt(file):
-        started, config, points, readable = read(file)
-        last = max(i for i, point in enumerate(points) if point[1] is not None)
-        points[last] = (points[last][0], value, points[last][2])
-        return started, config, [(step, total, speed and "NaN") for step, total, speed in points], readable
-
-    monkeypatch.setattr(report, "read_segment", spoilt)
-    for flags in ((), (), ("--from-results",)):  # read, from the cache, from the results
-        assert report.main([*flags]) == 0
-        (row,) = rows_of(tmp_path / "results")
-        assert (row["status"], row["reason"]) == ("broken", "a return is not finite")
+def test_a_return_that_is_not_finite_breaks_a_run(value):
+    """W&B has strings for such values. The score is not that of the other episodes."""
+    config = dict(exp_name="ppo", preset="loaded-gae", env_id="Hopper-v4", seed=1, total_timesteps=300)
+    points = [(100, 1.0, 5.0), (200, value, 5.0), (300, 3.0, "NaN")]
+    made = report.summarize(config, points, 300, dict(id="x", run="r", started="", commit="", versions=""))
+    assert (made["status"], made["reason"]) == ("broken", "a return is not finite")
+    assert not np.isfinite(made["final_return"]) and "Hopper-v4 | ppo" not in tables(made, row(seed=2, env_id="Ant-v4"))
 
 
-def test_an_error_in_reading_a_run_is_that_runs(copied_run, tmp_path, monkeypatch):
-    run, read, variant = copied_run("mdpo_onpolicy"), report.read_segment, report.variant
-    shutil.copytree(run, run.parent / "odd", symlinks=True)
-    shutil.copytree(run, run.parent / "zz", symlinks=True)
-    monkeypatch.setattr(report, "read_segment", lambda file: {}["_step"] if "odd" in file.parts else read(file))
-    flags = iter([{}, dict(exp_name="mdpo_tsallis")])  # the last, zz, without a flag of its script's
-    monkeypatch.setattr(report, "variant", lambda config: variant(config | next(flags)))
+def test_a_damaged_run_is_named_and_the_rest_is_reported(copied, monkeypatch, capsys):
+    good, torn, garbage = (copied("killed", name) for name in ("good", "torn", "garbage"))
+    (log,) = torn.glob("wandb/offline-run-*/*.wandb")
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    (torn / "finished").write_text(f"{TOTAL}\n")
+    (log,) = garbage.glob("wandb/offline-run-*/*.wandb")
+    log.write_bytes(b"garbage")
+    (good.parent / "no\x1b[31mlog").mkdir()
+    (good.parent / "no\x1b[31mlog/args.json").write_text("{")
+    (good.parent / "a folder of logs").mkdir()
+    fake_log(monkeypatch, good.parent / "foreign", ("", []), exp_name="dqn")
+    fake_log(monkeypatch, good.parent / "odd", ("", []), seed=["?"])
+    read = report.read_folder  # torn is a copy of good: give it an id of its own
+    patched = lambda folder, known: read(folder, known) | (dict(id="torn") if folder.name == "torn" else {})  # noqa: E731
+    monkeypatch.setattr(report, "read_folder", patched)
     assert report.main([]) == 0
-    told = {row["run"]: (row["status"], row["reason"]) for row in rows_of(tmp_path / "results")}
-    assert told == dict(odd=("broken", "KeyError('_step')"), r=("finished", ""), zz=("broken", "KeyError('tsallis_q')"))
-    assert line((tmp_path / "results/table.md").read_text(), "odd")[1] == "broken: KeyError('_step')"
+    told = {made["run"]: (made["status"], made["reason"].split(" step")[0]) for made in runs_csv()}
+    assert told == {"good": ("unfinished", "its log ends at"), "torn": ("broken", "points are missing after")}
+    error = capsys.readouterr().err
+    assert "skipped 'garbage': W&B cannot read its log\n" in error and "Traceback" not in error
+    assert r"skipped 'no\x1b[31mlog': it has no log (--wandb-mode disabled?)" in error and error.count("skipped") == 4
+    assert "skipped 'foreign': it is not a run of one of the six scripts" in error and "skipped 'odd': " in error
 
 
-def test_a_run_without_a_log_says_so(copied_run, tmp_path):
-    shutil.rmtree(copied_run("mdpo_onpolicy") / "wandb")
-    assert report.main([]) == 0
-    (row,) = rows_of(tmp_path / "results")
-    assert (row["status"], row["reason"]) == ("broken", "it has no log (--wandb-mode disabled?)")
-
-
-def test_what_cannot_be_read_now_is_not_kept(copied_run, tmp_path, monkeypatch):
-    copied_run("mdpo_onpolicy")
-    with monkeypatch.context() as patch:
-        patch.setattr(report, "read_segment", lambda file: ("", {}, [], False))
+def test_a_finished_run_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fake_log(monkeypatch, tmp_path / "runs/r", ("a", [(100, 1.0, 5.0), (200, 2.0, 5.0)]), total_timesteps=200)
+    inspect, calls = report.inspect, []
+    finished, rows, curves = Path("runs/r/finished"), Path("results/runs.csv"), Path("results/curves.csv.gz")
+    monkeypatch.setattr(report, "inspect", lambda path: calls.append(path) or inspect(path))
+    for change, expected in (
+        (lambda: None, (1, "unfinished")),
+        (lambda: finished.write_text("200\n"), (2, "finished")),
+        (lambda: None, (2, "finished")),
+        (lambda: curves.write_bytes(gzip.compress(b"id,steps,step,return,episodes\n")), (3, "finished")),
+        (finished.unlink, (4, "finished")),  # an unfinished run does not replace a finished one
+        (rows.unlink, (5, "unfinished")),
+    ):
+        change()
         assert report.main([]) == 0
-    assert rows_of(tmp_path / "results")[0]["status"] == "broken"
-    assert report.main([]) == 0
-    assert rows_of(tmp_path / "results")[0]["status"] == "finished"
-
-
-def test_from_results_gives_the_same_bytes(copied_run, tmp_path):
-    run = copied_run("mdpo_onpolicy")
-    shutil.copytree(run, run.parent / "unfinished", ignore=shutil.ignore_patterns("finished"))
-    (run.parent / "empty").mkdir()
-    (run.parent / "empty/args.json").write_text("{}")
-    assert report.main([]) == 0
-    before = contents(tmp_path / "results")
-    assert set(before) == {
-        "runs.csv", "table.md", "curves.csv.gz", "curves_on-policy_loaded-gae.png"
-    } and [r["status"] for r in rows_of(tmp_path / "results")] == ["broken", "finished", "unfinished"]  # fmt: skip
-    assert report.main(["--from-results"]) == 0
-    assert contents(tmp_path / "results") == before
-    assert report.main(["--no-cache"]) == 0
-    assert contents(tmp_path / "results") == before
-
-
-def test_keep_adds_runs_to_those_of_an_earlier_report(copied_run, tmp_path):
-    run = copied_run("mdpo_onpolicy")
-    assert report.main([]) == 0
-    (read,) = rows_of(tmp_path / "results")
-    gone = row("ppo", run="gone")
-    stale = row("mdpo_onpolicy", run="r", variant=read["variant"], score=-1.0)  # the run that is read, earlier
-    other = row("mdpo_onpolicy", run="r", variant="anneal_lr=True", score=7.0)  # of its name, with other flags
-    broken = row(algo="", run="odd", preset="", variant="", status="broken", reason="why", seed="", score="", steps="")
-    out = tmp_path / "results"
-    out.mkdir(exist_ok=True)
-    kept = [gone, stale, other | dict(run="r#2"), broken]
-    report.write_results(out, kept, {r["run"]: [] if r is broken else [(1, r["final_return"], 3)] for r in kept})
-    for _ in range(2):  # once more changes nothing
-        assert report.main(["--keep"]) == 0
-        found = {r["run"]: r for r in rows_of(out)}
-        assert set(found) == {"r", "r#2", "gone", "odd"} and found["r"] == read
-        assert found["r#2"]["variant"] == "anneal_lr=True" and float(found["r#2"]["final_return"]) == 7
-        assert report.read_results(out, "")[1].items() >= {"gone": [(1, 100.0, 3)], "r#2": [(1, 7.0, 3)]}.items()
-    shutil.rmtree(run / "wandb")
-    assert report.main(["--keep"]) == 0  # a run that cannot be read any more is listed, and its earlier result stays
-    same = [r for r in rows_of(out) if r["variant"] == read["variant"] and r["run"].startswith("r")]
-    assert sorted(r["status"] for r in same) == ["broken", "finished"]
-    assert {r["final_return"] for r in same if r["status"] == "finished"} == {read["final_return"]}
-    shutil.copytree(run, run.parent / "new")
-    shutil.rmtree(run)
-    assert report.main(["--keep"]) == 0  # and so does that of a run whose folder is gone
-    assert read["final_return"] in {r["final_return"] for r in rows_of(out) if r["status"] == "finished"}
-
-
-# ----------------------------------------------------------------------------------------------------- variants
-
-
-def test_a_variant_is_what_the_script_would_not_do_by_itself():
-    def named(script, *flags):
-        flags = ("--env-id", "Hopper-v4", *flags)
-        return report.variant(vars(script.parse_args([*flags])) | dict(git_commit="1", versions={}))
-
-    assert named(mdpo, "--seed", "3", "--total-timesteps", "4096", "--run-name", "x", "--no-cuda", "--compile") == ""
-    assert named(mdpo, "--preset", "minimal", "--wandb-group", "g", "--checkpoint-interval", "7") == ""
-    assert named(mdpo, "--anneal-lr") == "anneal_lr=True"
-    assert named(ppo, "--no-anneal-lr") == "anneal_lr=False"
-    assert named(mdpo, "--preset", "minimal", "--anneal-lr", "--sgd-steps", "10") == "anneal_lr=True sgd_steps=10"
-    assert named(mdpo_tsallis, "--preset", "minimal") == ""
-    assert named(mdpo_tsallis, "--tsallis-q", "1.5") == "tsallis_q=1.5"  # and entropy_q, which follows it
-    assert named(mdpo_tsallis, "--tsallis-q", "2", "--entropy-q", "1") == "tsallis_q=2 entropy_q=1"
-    assert named(mdpo_tsallis, "--env-id", "Walker2d-v4", "--log-q", "per-dimension") == "log_q=per-dimension"
-
-
-def test_a_task_that_is_not_installed_is_compared_with_the_preset(capsys):
-    config = dict(exp_name="mdpo_tsallis", preset="minimal", env_id="NotHere-v0", tsallis_q=1.5, entropy_q=1.5)
-    config |= dict(hidden_size=64, batch_size=64, tau=0.01)
-    assert report.variant(config) == "tau=0.01 tsallis_q=1.5"
-    assert "does not take NotHere-v0" in capsys.readouterr().err
-
-
-def test_asking_for_defaults_is_silent_down_to_the_file_descriptor(capfd, monkeypatch):
-    def noisy(argv):
-        os.write(2, b"C-level warning")
-        raise SystemExit(2)
-
-    monkeypatch.setattr(ppo, "parse_args", noisy)
-    assert report.defaults("ppo", "minimal", "Noisy-v0")
-    os.write(2, b"heard again")
-    error = capfd.readouterr().err
-    assert "C-level" not in error and "does not take Noisy-v0" in error and error.endswith("heard again")
-
-
-# ----------------------------------------------------------------------------------------------------- statistics
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 11])
-def test_mean_interval_and_interquartile_mean_against_scipy(n):
-    x = np.random.default_rng(n).normal(2000, 500, n)
-    assert report.half_width(x) == pytest.approx(1.96 * scipy.stats.sem(x))
-    assert report.iqm(x) == pytest.approx(scipy.stats.trim_mean(x, 0.25))
-    assert report.iqm(np.stack([x, 2 * x])) == pytest.approx([report.iqm(x), 2 * report.iqm(x)])
-
-
-def test_the_bootstrap_interval_against_scipy():
-    x = np.random.default_rng(0).normal(2000, 500, 10)
-    options = dict(method="percentile", n_resamples=20_000, rng=np.random.default_rng(1))
-    theirs = scipy.stats.bootstrap((x,), lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis), **options)
-    assert report.bootstrap([x]) == pytest.approx(theirs.confidence_interval, rel=0.01)
-    assert (report.bootstrap([x]) == report.bootstrap([x])).all()
-
-
-def test_the_bootstrap_is_stratified_by_task():
-    """Tasks with no spread of their own have none together; drawn from one pot, they would."""
-    assert report.bootstrap([np.full(4, 1.0), np.full(4, 2.0)]) == pytest.approx([1.5, 1.5])
-
-
-# ------------------------------------------------------------------------------------------------------ the table
-
-
-def test_known_numbers_give_known_cells_beside_the_papers(tmp_path):
-    hopper, walker = [1000.0, 1100.0, 1200.0, 1300.0, 5000.0], [2000.0, 2100.0, 2200.0, 2300.0, 2400.0]
-    rows = [row(seed=i + 1, score=x) for i, x in enumerate(hopper)]
-    rows += [row(env_id="Walker2d-v4", seed=i + 1, score=x) for i, x in enumerate(walker)]
-    rows += [row("trpo", seed=1, score=500.0), row("trpo", "Walker2d-v4", seed=1, score=600.0)]
-    table = make(tmp_path, rows)
-    half = 1.96 * scipy.stats.sem(hopper)
-    assert line(table, "task")[1:3] == ["mdpo_onpolicy", "paper, 10M steps, n = 5"]
-    assert line(table, "Hopper-v4, 1M steps")[1:] == [
-        "—", "2361 ± 518", "500 (n = 1)", "1979 ± 672", f"1920 ± {half:.0f} (n = 5)", "2051 ± 241",
-    ]  # fmt: skip
-    low, high = report.bootstrap([np.array(hopper)])
-    ours = line(table.split("Interquartile")[1], "Hopper-v4, 1M steps")[1:]
-    assert ours == ["—", "500", f"1200 [{low:.0f}, {high:.0f}]"]
-    together = line(table, "**2 tasks together**, 1 = the paper's mdpo_onpolicy (Hopper-v4, Walker2d-v4)")
-    low, high = report.bootstrap([np.array(hopper) / 2361, np.array(walker) / 4834])
-    expected = scipy.stats.trim_mean([*np.array(hopper) / 2361, *np.array(walker) / 4834], 0.25)
-    assert together[1:] == ["—", f"{np.mean([500 / 2361, 600 / 4834]):.2f}", f"{expected:.2f} [{low:.2f}, {high:.2f}]"]
-    assert "mdpo_onpolicy: no finished run;" in table and "trpo on Hopper-v4 has 1 of 5 seeds;" in table
-    assert "no finished run on the paper's HalfCheetah, Ant, Humanoid, HumanoidStandup" in table
-    assert "no table of: on-policy minimal (no finished run), off-policy loaded (no finished run), off-policy" in table
-    assert "seeds 1, 2, 3, 4, 5" in table and "commit c0ffee with torch=2.13.0" in table
-
-
-def test_every_commit_of_a_resumed_run_is_named_once(tmp_path):
-    commits = ["beef c0ffee", "c0ffee", ""]
-    table = make(tmp_path, [row(seed=seed, commit=commit) for seed, commit in enumerate(commits, start=1)])
-    assert "Made at commit beef, c0ffee, unknown with" in table
-
-
-def test_tsallis_stands_beside_the_papers_best_q_and_another_task_beside_a_dash(tmp_path):
-    table = make(tmp_path, [row("mdpo_tsallis", "Walker2d-v4"), row("sac", "Swimmer-v4")])
-    assert line(table, "Walker2d-v4, 1M steps")[3:5] == ["100 (n = 1)", "1151 ± 218, q = 1.8"]
-    assert line(table, "Swimmer-v4, 1M steps")[5:] == ["100 (n = 1)", "—"]
-
-
-def default_off_policy_grid() -> list[dict]:
-    """As benchmark.sh makes it: 3M steps on Ant and Humanoid, 1M elsewhere."""
-    steps = {task: 3_000_000 if task in ("Ant", "Humanoid") else 1_000_000 for task in report.TASKS}
-    cells = [(algo, task, seed) for algo in report.FAMILIES["off-policy"] for task in steps for seed in range(1, 6)]
-    return [row(algo, f"{task}-v4", seed, preset="loaded", steps=steps[task]) for algo, task, seed in cells]
-
-
-def test_a_table_has_the_tasks_of_benchmark_shs_grid_at_their_lengths(tmp_path):
-    rows = default_off_policy_grid()
-    other = row("sac", "Ant-v4", seed=1, score=9e6, preset="loaded", steps=1_000_000)
-    table = make(tmp_path, [*rows, other])
-    assert line(table, "task") == ["task", *(x for a in report.FAMILIES["off-policy"] for x in (a, "paper, n = 5"))]
-    for task in report.TASKS:
-        length = "3M" if task in ("Ant", "Humanoid") else "1M"
-        assert line(table, f"{task}-v4, {length} steps")[1::2] == ["100 ± 0 (n = 5)"] * 3
-        assert line(table.split("Interquartile")[1], f"{task}-v4, {length} steps")[1:] == ["100 [100, 100]"] * 3
-    assert "Nothing is missing." in table and "**6 tasks together**" in table
-    assert line(table, other["run"])[1] == "1M steps, not 3M" and table.count("steps, not") == 1
-    cells, lengths, _ = report.select(rows, None)
-    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
-    (figure,) = report.figures(tmp_path, cells, lengths, curves).values()
-    assert {axis.get_title() for axis in figure.axes} >= {"Ant-v4, 3M steps, n = 5", "Hopper-v4, 1M steps, n = 5"}
-    variants = make(tmp_path, [*rows, rows[-1] | dict(variant="tau=0.1", run="x", env_id="Ant-v4", steps=3_000_000)])
-    assert line(variants.split("## Variants")[1], "sac", "loaded", "Ant-v4", "tau=0.1")[4] == "3M"
-
-
-def test_runs_of_other_lengths_are_not_called_missing(tmp_path):
-    rows = default_off_policy_grid()
-    table = make(tmp_path, rows, "--steps", 1_000_000)
-    assert "Ant-v4: 15 finished runs of other lengths, see below; Humanoid-v4: 15 finished runs" in table
-    assert "no finished run on" not in table and "Ant-v4, " not in table
-    table = make(tmp_path, rows, "--steps", 7)
-    assert "off-policy loaded (90 finished runs of other lengths, see below), off-policy minimal (no" in table
-    rows = [row(seed=1), row(seed=2), row("trpo", steps=512), row(env_id="Ant-v4", steps=512)]
-    table = make(tmp_path, [*rows, row("trpo", "Ant-v4", steps=512), row(env_id="Ant-v4", seed=2)])
-    assert "ppo on Ant-v4 has 0 of 2 seeds" not in table and "trpo on Hopper-v4 has 0 of 2 seeds (1 finished" in table
-    table = make(tmp_path, [*rows, row("trpo", "Ant-v4", steps=512)], "--steps", 1_000_000)
-    assert "trpo: 2 finished runs of other lengths, see below; Ant-v4: 2 finished runs of other" in table
-
-
-def test_the_row_of_all_tasks_has_only_defaults_and_who_has_all_of_them(tmp_path):
-    rows = [row("mdpo_onpolicy", env, seed) for env in ("Hopper-v4", "Walker2d-v4", "Ant-v4") for seed in (1, 2)]
-    rows += [row("trpo", env) for env in ("Hopper-v4", "Walker2d-v4")]
-    rows += [row("trpo", "Ant-v4", variant="sgd_steps=9"), row("ppo", "Hopper-v4")]
-    rows += [row("mdpo_onpolicy", "Swimmer-v4")]  # the paper has no score to divide by
-    named = "1 = the paper's mdpo_onpolicy (Hopper-v4, Walker2d-v4, Ant-v4)"
-    together = line(make(tmp_path, rows), f"**3 tasks together**, {named}")
-    mean = scipy.stats.trim_mean([100 / x for x in (2361, 2361, 4834, 4834, 5211, 5211)], 0.25)
-    assert together[1:] == [f"{mean:.2f} [{mean:.2f}, {mean:.2f}]", "—", "—"]
-    rows = [row("mdpo_onpolicy", env) for env in ("Hopper-v4", "Walker2d-v4")]
-    rows += [row(algo, env) for algo in ("ppo", "trpo") for env in ("Hopper-v4", "Ant-v4")]
-    together = line(make(tmp_path, rows), f"**2 tasks together**, {named.replace('Walker2d-v4, ', '')}")
-    assert together[1] == "—" != together[2] == together[3]  # of two such sets, the one that more have
-    assert "together**" not in make(tmp_path, rows[:1])
-
-
-def test_a_score_over_much_of_a_run_is_pointed_out(tmp_path):
-    rows = [row(episodes=500), row(env_id="Ant-v4", episodes=499), row(env_id="HalfCheetah-v4", episodes=100)]
-    assert "\nOn HalfCheetah-v4, Ant-v4 the last 100 episodes are more than a fifth of a run" in make(tmp_path, rows)
-    assert "more than a fifth" not in make(tmp_path, rows[:1])
-
-
-def test_numbers_are_rounded_alike(tmp_path):
-    assert [report.short(n) for n in (512, 1000, 204_800, 3_000_000)] == ["512", "1k", "204.8k", "3M"]
-    table = make(tmp_path, [row(score=-40.26), row("trpo", score=99.96), row("mdpo_onpolicy", score=12345.67)])
-    assert line(table, "Hopper-v4, 1M steps")[1::2] == ["12346 (n = 1)", "100.0 (n = 1)", "-40.3 (n = 1)"]
-    assert line(table.split("Interquartile")[1], "Hopper-v4, 1M steps")[1:] == ["12346", "100.0", "-40.3"]
-    listed = [row(seed=i, score=x, status="unfinished") for i, x in enumerate((0.0, 1234.567, 12.34, None))]
-    table = make(tmp_path, [row(seed=9), *listed[:3]])
-    assert [line(table, r["run"])[2] for r in listed[:3]] == ["0.0", "1235", "12.3"]
-    cells, lengths, left_out = report.select([row(seed=9), *listed], None)
-    assert [line(report.report(cells, lengths, left_out), r["run"])[2] for r in listed] == ["0.0", "1235", "12.3", "—"]
-    assert "with fewer than 4 seeds plain means" in table
-
-
-def test_every_figure_of_the_paper_is_there():
-    assert sum(len(tasks) * 3 for tasks in report.PAPER.values()) == 72
-    best = {p: {t: s[1][2] for t, s in report.PAPER["off-policy", p].items()} for p in ("minimal", "loaded")}
-    assert best == mdpo_tsallis.TSALLIS_Q
-    for preset in ("minimal", "loaded"):  # at q = 1 Tsallis is the KL
-        kl = [(t, s) for t, s in report.PAPER["off-policy", preset].items() if s[1][2] == 1]
-        assert kl and all(s[0] == s[1][:2] for _, s in kl)
-
-
-def test_what_differs_is_listed_and_not_averaged_in(tmp_path):
-    others = [
-        row(seed=3, score=9e6, status="unfinished", reason="its log ends at step 12"),
-        row(seed=4, score=9e6, status="broken", reason="points are missing after step 7"),
-        row(seed=5, score=9e6, steps=200_000),
-        row(seed=1, score=9e6, started="2025-01-01T00:00:00"),
-        row(seed=2, score=9e6, started="2027-01-01T00:00:00", status="unfinished", reason="its log ends at step 5"),
-    ]
-    table = make(tmp_path, [row(seed=1), row(seed=2, score=300.0), *others])
-    assert line(table, "Hopper-v4, 1M steps")[5] == "200 ± 196 (n = 2)"
-    reasons = [line(table, other["run"])[1] for other in others]
-    assert reasons[0] == "unfinished: its log ends at step 12" and reasons[1].startswith("broken: points")
-    assert reasons[2] == "200k steps, not 1M"
-    assert reasons[3] == f"another run of the same seed as {row(seed=1)['run']}" and "unfinished" in reasons[4]
-    forced = make(tmp_path, [row(), *others], "--steps", 200_000)
-    assert line(forced, "Hopper-v4, 200k steps")[5] == "9000000 (n = 1)"
-
-
-def test_variants_have_rows_of_their_own(tmp_path):
-    rows = [row("mdpo_onpolicy", seed=i, score=100.0 * i) for i in (1, 2)]
-    rows += [row("mdpo_onpolicy", seed=i, score=1000.0 * i, variant="anneal_lr=False") for i in (1, 2, 3)]
-    rows += [row("mdpo_tsallis", seed=i, score=50.0, variant="tsallis_q=1.5") for i in (1, 2)]
-    rows += [row("mdpo_tsallis", seed=1, score=70.0, variant="tsallis_q=1.2")]
-    table = make(tmp_path, rows)
-    assert line(table, "Hopper-v4, 1M steps")[1] == "150 ± 98 (n = 2)"
-    assert (
-        "50.0 ± 0.0 (n = 2), tsallis_q=1.5 | 1385 ± 648, q = 1" in table
-    )  # no run of the default: the fullest variant
-    named = table.split("## Variants")[1]
-    assert line(named, "mdpo_onpolicy", "loaded-gae", "Hopper-v4", "(default)")[5] == "150 ± 98 (n = 2)"
-    assert line(named, "mdpo_onpolicy", "loaded-gae", "Hopper-v4", "anneal_lr=False")[5].startswith(
-        "2000 ± 1132 (n = 3)"
-    )
-    assert line(named, "mdpo_tsallis", "minimal", "Hopper-v4", "tsallis_q=1.2")[5] == "70.0 (n = 1)"
-    assert (tmp_path / "variants_on-policy_loaded-gae.png").read_bytes().startswith(PNG)
-
-
-# ----------------------------------------------------------------------------------------------------- the figures
-
-
-def test_a_figure_has_a_panel_a_task_and_a_line_an_algorithm(tmp_path):
-    rows = [row(algo, env, seed) for algo in ("ppo", "trpo") for env in ("Hopper-v4", "Ant-v4") for seed in (1, 2)]
-    rows += [row(env_id="Walker2d-v4"), row("sac"), row("mdpo_tsallis", variant="tsallis_q=1.5")]
-    make(tmp_path, rows)
-    curves = {r["run"]: [(5000, 0.0, 1), (995_000, float(r["seed"]), 1)] for r in rows}
-    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
-    assert set(drawn) == {"curves_on-policy_loaded-gae.png", "curves_off-policy_minimal.png"}
-    assert all((tmp_path / name).read_bytes().startswith(PNG) for name in drawn)
-    panels = drawn["curves_on-policy_loaded-gae.png"].axes
-    assert [axis.get_title() for axis in panels] == [
-        "Hopper-v4, 1M steps, n = 2", "Walker2d-v4, 1M steps, n = 1", "Ant-v4, 1M steps, n = 2"
-    ]  # fmt: skip
-    assert [[x.get_label() for x in axis.get_lines()] for axis in panels] == [["trpo", "ppo"], ["ppo"], ["trpo", "ppo"]]
-    assert len({(x.get_color(), x.get_linestyle()) for axis in panels for x in axis.get_lines()}) == 2
-    assert panels[0].get_lines()[0].get_ydata()[-1] == 1.5 and panels[0].get_lines()[0].get_xdata()[-1] == 0.995
-    shade = panels[0].collections[0].get_paths()[0].vertices[:, 1]
-    assert shade.max() == pytest.approx(1.5 + 1.96 * scipy.stats.sem([1, 2]))
-    (panel,) = drawn["curves_off-policy_minimal.png"].axes
-    assert "mdpo_tsallis: tsallis_q=1.5" in panel.get_title()
-
-
-def test_a_title_tells_whose_seeds_are_how_many(tmp_path):
-    rows = [row("trpo", seed=1), row("trpo", seed=2), row(), row(variant="a=1"), row(variant="a=1", seed=2)]
-    make(tmp_path, rows)
-    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
-    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
-    titles = [[axis.get_title().replace("\u00a0", " ") for axis in figure.axes] for figure in drawn.values()]
-    assert titles == [
-        ["Hopper-v4, 1M steps\ntrpo n = 2, ppo n = 1"],
-        ["ppo\nHopper-v4, 1M steps\ndefault n = 1, a=1 n = 2"],
-    ]
-
-
-def test_ten_variants_look_different(tmp_path):
-    rows = [row(variant=f"sgd_steps={i}") for i in range(10, 20)]
-    curves = {r["run"]: [(5000, 0.0, 1)] for r in rows}
-    drawn = report.figures(tmp_path, *report.select(rows, None)[:2], curves)
-    (panel,) = drawn["variants_on-policy_loaded-gae.png"].axes
-    assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
-    assert len(set(report.LOOKS)) == len(report.LOOKS) == 35
-
-
-def test_figures_of_an_earlier_call_do_not_stay(tmp_path):
-    for name in ("curves_off-policy_old.png", "variants_off-policy_old.png", "mine.png", "curves_mine.svg"):
-        (tmp_path / name).touch()
-    make(tmp_path, [row()])
-    found = {path.name for path in tmp_path.iterdir()} - {"runs.csv", "table.md", "curves.csv.gz"}
-    assert found == {"mine.png", "curves_mine.svg", "curves_on-policy_loaded-gae.png"}
-
-
-def test_a_band_interpolates_where_no_episode_ended():
-    steps, mean, half = report.band([[(10, 0.0, 1), (30, 2.0, 1)], [(20, 3.0, 1), (30, 4.0, 1)]])
-    assert steps.tolist() == [20, 30] and mean.tolist() == [2, 3]
-    assert half == pytest.approx([1.96 * scipy.stats.sem([1, 3]), 1.96 * scipy.stats.sem([2, 4])])
-
-
-# ---------------------------------------------------------------------------------------------- online, and refusals
+        assert (len(calls), runs_csv()[0]["status"]) == expected
 
 
 class OnlineRun(SimpleNamespace):
@@ -588,99 +248,423 @@ class OnlineRun(SimpleNamespace):
     def scan_history(self, keys: list[str], page_size: int = 1000, min_step: int = 0, max_step=None, use_cache=True):
         return iter([{key: point[key] for key in keys} for point in self.points if set(keys) <= set(point)])
 
+    def file(self, name: str):
+        assert name == "requirements.txt"
+        requirements = "".join(f"{package}=={importlib.metadata.version(package)}\n" for package in report.PACKAGES)
+        return SimpleNamespace(download=lambda root: io.StringIO(requirements))
 
-def test_online_runs_give_what_offline_ones_do(copied_run, tmp_path, monkeypatch):
-    run = copied_run("mdpo_onpolicy")
+
+def test_online_runs_give_what_offline_ones_do(copied, monkeypatch, capsys):
+    run = copied("resumed", "r")
     assert report.main(["--out", "offline"]) == 0
-    (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    started, config, *_ = report.read_segment(file)
-    shared = dict(name="r", created_at=started, config=config | dict(_wandb={}), points=history(run))
-    online = [OnlineRun(state="finished", **shared), OnlineRun(state="crashed", **shared)]
-    foreign = dict(exp_name="ppo", env_id="Hopper-v4", seed=1, total_timesteps=512)  # somebody's, without a preset
-    online.append(OnlineRun(state="finished", **shared | dict(name="other", config=foreign)))
-    online.append(OnlineRun(state="finished", **shared | dict(name="odd", points=None)))
-    asked = []
-    api = SimpleNamespace(runs=lambda path, lazy: asked.append(path) or online)
-    monkeypatch.setattr(wandb, "Api", lambda: api)
+    (offline,) = runs_csv("offline")
+    segment = max(run.glob("wandb/offline-run-*"), key=lambda path: path.stat().st_mtime)
+    record, _ = report.inspect(segment)
+    shared = dict(name="r", created_at=record["start_time"], config=record["config"]["update"], points=history(run))
+    shared |= dict(id=offline["id"], commit=offline["commit"])
+    runs = [OnlineRun(state="finished", **shared), OnlineRun(state="crashed", **shared | dict(id="other"))]
+    runs += [OnlineRun(state="finished", **shared | dict(id="odd", name="odd", points=None))]
+    asked, api = [], SimpleNamespace(runs=lambda path, lazy: asked.append(path) or runs)
+    monkeypatch.setattr(report, "wandb_api", lambda: api)
     assert report.main(["--wandb", "someone/mdpo", "--out", "online"]) == 0 and asked == ["someone/mdpo"]
-    offline_row, (odd, online_row, crashed, foreign) = rows_of(Path("offline"))[0], rows_of(Path("online"))
-    assert (odd["run"], odd["status"]) == ("odd", "broken") and "TypeError" in odd["reason"]
-    assert online_row == offline_row and offline_row["status"] == "finished"
-    assert (crashed["run"], crashed["status"]) == ("r#2", "unfinished") and foreign["status"] == "broken"
-    assert curve_of(Path("online"))[: len(curve_of(Path("offline")))] == curve_of(Path("offline")) != []
+    online, crashed = runs_csv("online")
+    assert online == offline and offline["status"] == "finished" and crashed["status"] == "unfinished"
+    assert curves_csv("online")[: len(curves_csv("offline"))] == curves_csv("offline") != []
+    assert "skipped 'odd': " in capsys.readouterr().err
 
 
-class NoProject:
-    def runs(self, path, lazy):
-        raise ValueError("Could not find project nothing")
+def save(rows: list[dict], out="results") -> None:
+    Path(out).mkdir(exist_ok=True)
+    report.write_results(Path(out), pd.DataFrame(rows, dtype=object))
 
 
-def no_account():
-    raise wandb.errors.UsageError("No API key configured.")
+def test_rows_of_runs_that_are_gone_stay(copied):
+    copied("resumed", "r")
+    assert report.main([]) == 0
+    (read,) = runs_csv()
+    shutil.rmtree("results")
+    same = dict(algo="mdpo_onpolicy", env_id="InvertedPendulum-v4", id=read["id"])
+    stale = row(**same, steps=TOTAL, run="r", status="unfinished", reason="its log ends at step 1")
+    longer = row(**same, steps=2 * TOTAL, run="r")  # the length is part of a run's identity
+    gone = row(run="gone", id="01234567", score=7.25)
+    save([gone])
+    assert len(report.read_results(Path("results"))[0]["curve"]) == 2  # though its id looks like a number
+    save([gone, stale, longer])
+    for _ in range(2):
+        assert report.main([]) == 0
+        made = {(r["id"], r["steps"]): r for r in runs_csv()}
+        assert len(made) == len(runs_csv()) == 3 and made[read["id"], str(TOTAL)] == read
+        assert made["01234567", "1000000"]["final_return"] == "7.25"
+        assert [p for p in curves_csv() if p[0] == "gone"] == [("gone", 10_000, 0.0, 5), ("gone", 990_000, 7.25, 5)]
+    shutil.rmtree("runs")
+    before = {path.name: path.read_bytes() for path in Path("results").iterdir()}
+    assert report.main([]) == 0
+    assert {path.name: path.read_bytes() for path in Path("results").iterdir()} == before
+
+
+def test_results_that_cannot_be_read_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("curves.csv.gz", b"no gzip"), ("runs.csv", b"\xff\xfe\x00"), ("curves.csv.gz", None)):
+        save([row()])
+        Path("results", name).write_bytes(content) if content else Path("results", name).unlink()
+        before = {path.name: path.read_bytes() for path in Path("results").iterdir()}
+        assert exit_status() == 2 and "Restore both, or delete both" in capsys.readouterr().err
+        assert {path.name: path.read_bytes() for path in Path("results").iterdir()} == before
+
+
+def test_a_bad_row_is_named_and_in_no_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    bad = [row(run="nan", score="nan"), row(run="seedless", seed="x"), row(run="preset") | dict(preset="huge")]
+    save([row(score=100.0), *bad, row(run="endless", score=float("inf"))])
+    with open("results/runs.csv", "a") as file:
+        file.write("one,two,three\n" + "x," * 30 + "\n")
+    assert report.main([]) == 0
+    error, text = capsys.readouterr().err, Path("results/table.md").read_text()
+    assert line(text, "Hopper-v4", "ppo")[0] == "100 (n = 1, 1M)" and error.count("skipped a row of results") == 2
+    for name in ("nan", "seedless", "preset", "endless"):
+        assert f"left out '{name}'" in error and "damaged" in line(text, name)[0]
+    assert [r["seed"] for r in runs_csv() if r["run"] == "seedless"] == ["x"]  # kept for somebody to repair
+
+
+def test_a_failed_write_leaves_the_old_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save([row()])
+    before = Path("results/runs.csv").read_bytes()
+
+    def full(path, content):
+        path.open("wb").write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert exit_status() == 2 and "cannot write to results: No space left" in capsys.readouterr().err
+    assert Path("results/runs.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("algo", "flags", "expected"),
+    [
+        ("mdpo_onpolicy", "--seed 3 --total-timesteps 4096 --run-name x --no-cuda --compile --wandb-group g", ""),
+        ("mdpo_onpolicy", "--preset minimal --checkpoint-interval 7", ""),
+        ("mdpo_onpolicy", "--preset minimal --anneal-lr --sgd-steps 10", "anneal_lr=True sgd_steps=10"),
+        ("ppo", "--no-anneal-lr", "anneal_lr=False"),
+        ("ppo", "--objective kl-fixed", "objective=kl-fixed"),
+        ("mdpo_offpolicy", "--env-id Ant-v5 --bregman-stepsize 0.5", ""),
+        ("mdpo_offpolicy", "--env-id Swimmer-v4 --bregman-stepsize 0.4", "bregman_stepsize=0.4"),
+        ("mdpo_tsallis", "--tsallis-q 1.5", "tsallis_q=1.5"),  # and entropy_q, which follows it
+        ("mdpo_tsallis", "--tsallis-q 2 --entropy-q 1", "entropy_q=1 tsallis_q=2"),
+        ("mdpo_tsallis", "--env-id Walker2d-v4 --log-q per-dimension", "log_q=per-dimension"),
+    ],
+)
+def test_a_variant_is_what_the_script_would_not_do_by_itself(algo, flags, expected):
+    config = vars(importlib.import_module(algo).parse_args(flags.split())) | dict(_wandb={})
+    config |= {name: int(x) for name, x in config.items() if isinstance(x, float) and x == int(x)}  # as W&B does
+    made = dict(algo=algo, flags=" ".join(map("=".join, report.flags(config).items())))
+    assert report.variant(made | {key: config[key] for key in ("preset", "env_id")}) == expected
+
+
+def test_when_a_default_changes_old_rows_become_variants(monkeypatch):
+    old = row(score=7.0)
+    assert line(tables(old), "Hopper-v4", "ppo")[0] == "7.0 (n = 1, 1M)"
+    report.defaults.cache_clear()
+    parse = ppo.parse_args
+    changed = dict(minibatch_size=256, brand_new="yes")
+    monkeypatch.setattr(ppo, "parse_args", lambda argv: SimpleNamespace(**vars(parse(argv)) | changed))
+    new, removed = row(score=9.0), row(seed=2, score=8.0, varied=dict(gone="1"))
+    text = tables(old, new, removed)
+    report.defaults.cache_clear()
+    assert line(text, "Hopper-v4", "ppo")[0] == "9.0 (n = 1, 1M)"
+    assert line(text, "Hopper-v4", "loaded-gae", "ppo", "minibatch_size=64")[0] == "7.0 (n = 1, 1M)"
+    assert line(text, "Hopper-v4", "loaded-gae", "ppo", "gone=1")[0] == "8.0 (n = 1, 1M)"
+
+
+def test_the_task_of_a_run_is_only_printed(tmp_path, monkeypatch):
+    """Gymnasium imports the module before a colon in an id."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("evil.py").write_text("open('touched', 'w')")
+    monkeypatch.setattr(gymnasium, "make", None)
+    monkeypatch.setattr(gymnasium, "spec", None)
+    report.defaults.cache_clear()
+    passed, parse = [], ppo.parse_args
+    monkeypatch.setattr(ppo, "parse_args", lambda argv: passed.append(argv) or parse(argv))
+    save([row(env_id=env_id) for env_id in ("evil:Hopper-v4", "--help", "a|b\x1b[31m$x_<b>-v4", "Ant-v4")])
+    assert report.main([]) == 0 and not Path("touched").exists()
+    assert {argv[1] for argv in passed} == {"Other-v0", "Ant-v4"}
+    assert line(Path("results/table.md").read_text(), r"a\|b?\[31m$x_\<b>-v4", "ppo")[0] == "100 (n = 1, 1M)"
+
+
+def test_known_scores_stand_beside_the_papers_and_cleanrls():
+    hopper = [1000.0, 1100.0, 1200.0, 1300.0, 5000.0]
+    text = tables(*(row(seed=i, score=x) for i, x in enumerate(hopper)), row("trpo", score=-40.26))
+    bootstrap = dict(method="percentile", n_resamples=20_000, random_state=1)
+    theirs = scipy.stats.bootstrap((hopper,), lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis), **bootstrap)
+    ours, middle, paper, cleanrl = line(text, "Hopper-v4", "ppo")
+    assert ours == f"1920 ± {1.96 * scipy.stats.sem(hopper):.0f} (n = 5, 1M)"
+    assert (paper, cleanrl) == ("2051 ± 241 (n = 5, 10M)", "2383 ± 272 (n = 3, 1M)")
+    value, low, high = map(float, re.findall(r"\d+", middle))
+    assert value == 1200 and (low, high) == pytest.approx(theirs.confidence_interval, rel=0.02)
+    assert line(text, "Hopper-v4", "trpo") == ["-40.3 (n = 1, 1M)", "-40.3", "1979 ± 672 (n = 5, 10M)", "—"]
+    assert "Missing: Hopper-v4, 1M: mdpo_onpolicy 0, trpo 1 of 5 seeds; no runs on Walker2d, HalfCheetah, Ant," in text
+    assert "## On-policy, minimal\n\nMissing: no runs on Hopper, Walker2d" in text
+    assert "Made at c0ffee1 with torch=2.13.0." in text
+
+
+def test_a_peer_stands_only_beside_what_it_is_comparable_with():
+    text = tables(
+        row("mdpo_tsallis", "Walker2d-v4"), row("sac", "Hopper-v4"), row("sac", "Swimmer-v4"), row("ppo", "Ant-v4"),
+        row("sac", "Humanoid-v4", preset="loaded", steps=3_000_000), row("sac", "Humanoid-v5", preset="loaded"),
+    )  # fmt: skip
+    assert line(text, "Walker2d-v4", "mdpo_tsallis")[2:] == ["1151 ± 218, q = 1.8 (n = 5, steps not given)", "—"]
+    assert line(text, "Hopper-v4", "sac")[2:] == ["1501 ± 414 (n = 5, steps not given)", "—"]  # 64 units
+    assert line(text, "Swimmer-v4", "sac")[2:] == ["—", "—"] and line(text, "Ant-v4", "ppo")[3] == "—"
+    humanoid = line(text, "Humanoid-v4", "sac")
+    assert (humanoid[0], humanoid[3]) == ("100 (n = 1, 3M)", "4996 ± 686 (n = 3, 1M)")
+    assert line(text, "Humanoid-v5", "sac")[3] == "—"
+
+
+def test_every_figure_of_the_paper_is_there():
+    assert len(report.PAPER) == 72 and report.PAPER["on-policy minimal", "Ant", "ppo"] == "-40 ± 33"
+    assert report.PAPER["off-policy loaded", "HumanoidStandup", "sac"] == "154765 ± 11721"
+    for preset, best in mdpo_tsallis.TSALLIS_Q.items():
+        for task, q in best.items():
+            kl, tsallis = (
+                report.PAPER[f"off-policy {preset}", task, f"mdpo_{kind}"] for kind in ("offpolicy", "tsallis")
+            )
+            assert tsallis.endswith(f", q = {q:g}") and (q != 1 or tsallis.startswith(f"{kl},"))
+
+
+def test_runs_of_different_lengths_are_not_averaged():
+    text = tables(row(seed=1), row(seed=1, score=900.0, steps=10_000_000), row(seed=2, score=900.0, steps=10_000_000))
+    cells = [
+        cells[2] for cells in (one[2:-2].split(" | ") for one in text.splitlines()) if cells[:2] == ["Hopper-v4", "ppo"]
+    ]
+    assert cells == ["100 (n = 1, 1M)", "900 ± 0 (n = 2, 10M)"]
+    assert "Hopper-v4, 1M: mdpo_onpolicy 0, trpo 0, ppo 1 of 5 seeds; Hopper-v4, 10M: mdpo_onpolicy 0" in text
+    assert [report.short(n) for n in (512, 1000, 204_800, 3_000_000)] == ["512", "1k", "204.8k", "3M"]
+
+
+def test_unfinished_broken_and_repeated_runs_are_listed_and_not_averaged():
+    others = [
+        row(seed=3, score=9e6, run="a|b", status="unfinished", reason="its log ends at step 12"),
+        row(seed=4, score=9e6, run="c", status="broken", reason="points are missing after step 7"),
+        row(seed=1, score=9e6, run="d", started="2025-01-01T00:00:00"),
+    ]
+    text = tables(row(seed=1), row(seed=2, score=300.0), *others)
+    assert line(text, "Hopper-v4", "ppo")[0] == "200 ± 196 (n = 2, 1M)"
+    assert line(text, r"a\|b")[0] == "unfinished: its log ends at step 12"
+    assert line(text, "c")[0].startswith("broken: points") and line(text, "d")[0].startswith("a newer run has the same")
+
+
+def test_variants_leave_the_main_tables_and_stand_beside_the_defaults():
+    rows = [row("mdpo_onpolicy", seed=i, score=100.0 * i) for i in (1, 2)]
+    rows += [row("mdpo_onpolicy", seed=i, score=1000.0 * i, varied=dict(anneal_lr="True")) for i in (1, 2, 3)]
+    rows += [row("mdpo_tsallis", varied=dict(tsallis_q="1.5", entropy_q="1.5"))]
+    text = tables(*rows)
+    assert line(text, "Hopper-v4", "mdpo_onpolicy")[0] == "150 ± 98 (n = 2, 1M)"
+    assert "| Hopper-v4 | mdpo_tsallis |" not in text
+    assert line(text, "Hopper-v4", "loaded-gae", "mdpo_onpolicy", "default")[0] == "150 ± 98 (n = 2, 1M)"
+    assert line(text, "Hopper-v4", "loaded-gae", "mdpo_onpolicy", "anneal_lr=True")[0] == "2000 ± 1132 (n = 3, 1M)"
+    assert line(text, "Hopper-v4", "minimal", "mdpo_tsallis", "tsallis_q=1.5")[0] == "100 (n = 1, 1M)"
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean", "middle"),
+    [
+        ([1000, 1000], "1000 ± 0", "1000 [1000, 1000]"),
+        ([1000.0, 1000.2], "1000.1 ± 0.2", "1000.1 [1000.0, 1000.2]"),
+        ([12.34, 12.34], "12.3 ± 0.0", "12.3 [12.3, 12.3]"),
+        ([12345.6], "12346", "12346"),
+    ],
+)
+def test_rounding_hides_no_spread(scores, mean, middle):
+    assert report.statistics(np.array(scores, float)) == (mean, middle)
+
+
+def test_a_figure_has_a_panel_per_task_and_a_line_per_algorithm():
+    rows = [row(algo, env, s, s) for algo in ("ppo", "trpo") for env in ("Ant-v4", "Hopper-v4") for s in (1, 2, 4)]
+    rows += [row(env_id="Walker2d-v4", seed=s) for s in (1, 2)] + [row(steps=10_000_000), row("sac")]
+    drawn = report.figures(report.select(rows))
+    assert set(drawn) == {"curves_on-policy_loaded-gae.png", "curves_off-policy_minimal.png"}
+    figure = drawn["curves_on-policy_loaded-gae.png"]
+    hopper, walker, ant = figure.axes
+    assert [axis.get_title() for axis in figure.axes] == [
+        "Hopper-v4, 1M steps, n = 3", "Walker2d-v4, 1M steps, n = 2", "Ant-v4, 1M steps, n = 3"
+    ]  # fmt: skip
+    assert len({x.get_color() for x in hopper.get_lines()}) == len(hopper.get_lines()) == len(ant.get_lines()) == 2
+    assert hopper.get_lines()[0].get_xydata()[-1] == pytest.approx((0.99, 7 / 3))
+    band = hopper.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx(7 / 3 + scipy.stats.sem([1, 2, 4]))
+    assert len(walker.get_lines()) == 2 and not walker.collections  # two seeds: each as a line
+    assert {x.get_linewidth() for x in walker.get_lines()} < {0.8} | {x.get_linewidth() for x in hopper.get_lines()}
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["trpo", "ppo"]
+
+
+def test_variants_have_a_figure_and_old_figures_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save([row(), *(row(varied=dict(gamma=f"0.{n}")) for n in range(1, 10))])
+    for name in ("curves_off-policy_old.png", "variants_off-policy_old.png", "mine.png"):
+        Path("results", name).touch()
+    assert report.main([]) == 0
+    pictures = {path.name: path.read_bytes()[:4] for path in Path("results").glob("*.png")}
+    assert set(pictures) == {"mine.png", "curves_on-policy_loaded-gae.png", "variants_on-policy_loaded-gae.png"}
+    assert pictures["variants_on-policy_loaded-gae.png"] == b"\x89PNG"
+    (panel,) = report.figures(report.select(report.read_results(Path("results"))))[
+        "variants_on-policy_loaded-gae.png"
+    ].axes
+    assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
+
+
+def test_a_curve_is_interpolated_where_no_episode_ended():
+    curves = [pd.DataFrame({"step": s, "return": r}) for s, r in (([10, 30], [0.0, 2.0]), ([20, 30], [3.0, 4.0]))]
+    aligned = report.align(curves)
+    assert aligned.index.tolist() == [20, 30] and aligned.to_numpy().tolist() == [[1, 3], [2, 4]]
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """As much of W&B's server as publishing needs. It has one project, me/mdpo, and keeps the reports."""
+
+    views, asked = {}, []
+
+    def do_POST(self):
+        body, answer = self.rfile.read(int(self.headers.get("Content-Length", 0))), {}
+        if self.path == "/graphql":  # other addresses get W&B's telemetry, as protobuf
+            request = json.loads(body)
+            name = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])[1]
+            self.asked.append(name)
+            answer = getattr(self, name)(request.get("variables") or {})
+        content = json.dumps(dict(data=answer)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        pass
+
+    def Viewer(self, _):
+        return dict(viewer=dict(id="v", entity="me", username="me", email="", flags="{}", teams=dict(edges=[])))
+
+    GetDefaultEntity = Viewer
+
+    def GetProjects(self, _):
+        project = dict(id="p", name="mdpo", entityName="me", createdAt="2026-01-01T00:00:00", isBenchmark=False)
+        edges = [dict(node=project | dict(user=None), cursor="c")]
+        return dict(models=dict(edges=edges, pageInfo=dict(endCursor="c", hasNextPage=False)))
+
+    def ProjectViews(self, variables):
+        edges = [dict(node=view, cursor="c") for view in self.views.values()]
+        page = dict(edges=edges, pageInfo=dict(endCursor="c", hasNextPage=False))
+        return dict(project=dict(allViews=page) if variables["project"] == "mdpo" else None)
+
+    def upsertView(self, variables):
+        view = {key: variables[key] for key in ("name", "displayName", "description", "spec")}
+        view |= dict(id=variables["id"] or f"view{len(self.views)}", type="runs", updatedAt="2026-01-01T00:00:00")
+        view |= dict(project=dict(id="p", name=variables["projectName"], entityName=variables["entityName"]))
+        self.views[view["id"]] = view
+        return dict(upsertView=dict(view=view, inserted=True))
+
+
+def test_publishing_twice_makes_one_report_of_filters(tmp_path):
+    """In another process, since W&B keeps the first server that it has met."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    StandIn.views["mine"] = dict(id="mine", name="mine", displayName="Another report", description="", spec="{}")
+    (tmp_path / "runs/r").mkdir(parents=True)
+    (tmp_path / "runs/r/args.json").touch()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/table.md").write_text("| our | table |")
+    calls = """
+import report
+for project in ("mdpo", "mdpo", "nothing"):
+    try:
+        print(report.main(["--wandb", f"me/{project}", "--publish"]))
+    except SystemExit as end:
+        print(end.code)
+"""
+    environment = os.environ | dict(WANDB_BASE_URL=f"http://127.0.0.1:{server.server_port}", WANDB_API_KEY="0" * 40)
+    environment |= dict(HOME=str(tmp_path), PYTHONPATH=str(ROOT))
+    settings = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    process = subprocess.run([sys.executable, "-c", calls], **settings)
+    server.shutdown()
+    address = f"http://127.0.0.1:{server.server_port}/me/mdpo/reports/MDPO,-TRPO,-PPO-and-SAC--view1"
+    assert process.stdout.split() == [address, "0", address, "0", "2"], process.stderr
+    assert "Project nothing does not exist under entity me" in process.stderr and "Traceback" not in process.stderr
+    assert set(StandIn.views) == {"mine", "view1"} and StandIn.asked.count("upsertView") == 2
+    assert set(StandIn.asked) == {"Viewer", "GetDefaultEntity", "GetProjects", "ProjectViews", "upsertView"}  # no runs
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"table.md"}
+
+    blocks = json.loads(StandIn.views["view1"]["spec"])["blocks"]
+    grids = [block["metadata"] for block in blocks if block["type"] == "panel-grid"]
+    headings = [block["children"][0]["text"] for block in blocks if block["type"] == "heading"]
+    assert headings == [
+        "On-policy, loaded-gae", "On-policy, loaded", "On-policy, minimal", "Off-policy, loaded", "Off-policy, minimal",
+    ] and len(grids) == 30  # fmt: skip
+    assert [block["content"] for block in blocks if block["type"] == "markdown-block"] == ["| our | table |"]
+    expected = [(g.split(), f"{task}-v4") for g in report.GROUPS for task in report.TASKS]
+    for grid, ((family, preset), env_id) in zip(grids, expected, strict=True):
+        (runset,) = grid["runSets"]
+        filters = [(f["key"]["section"], f["key"]["name"], f["op"], f["value"]) for f in runset["filters"]["filters"]]
+        assert filters == [
+            ("run", "tags", "IN", [env_id]), ("run", "tags", "IN", [preset]),
+            ("run", "jobType", "IN", list(report.FAMILIES[family])),
+        ]  # fmt: skip
+        assert [f.get("connector") for f in runset["filters"]["filters"]] == [None, "AND", "AND"]
+        assert not any(f["disabled"] for f in runset["filters"]["filters"]) and "project" not in runset
+        assert runset["grouping"] == [dict(section="run", name="jobType")]
+        panels = [panel["config"] for panel in grid["panelBankSectionConfig"]["panels"]]
+        kl = "losses/kl" if family == "on-policy" else "losses/kl_to_old"
+        assert [panel["metrics"] for panel in panels] == [["charts/episodic_return"], [kl], ["charts/SPS"]]
+        for panel in panels:
+            assert (panel["xAxis"], panel["aggregate"], panel["groupAgg"], panel["groupArea"]) == (
+                "global_step", True, "mean", "stderr"
+            ) and panel["smoothingWeight"] == 0  # fmt: skip
+
+
+def unreachable():
+    raise wandb.errors.CommError("no network here\nat all")
 
 
 @pytest.mark.parametrize(
     ("flags", "api", "sentence"),
     [
-        (("--runs", "nowhere"), None, "there is no folder nowhere"),
-        (("--runs", "."), None, "no runs in ."),
-        (("--from-results",), None, "--from-results needs runs.csv and curves.csv.gz in results"),
-        (("--keep",), None, "--keep needs runs.csv and curves.csv.gz in results"),
-        (("--from-results", "--out", "half"), None, "half/curves.csv.gz has no curve of Hopper-v4__ppo"),
-        (("--from-results", "--out", "file"), None, "needs runs.csv and curves.csv.gz in file"),
-        (("--wandb", "a/nothing"), NoProject, "Could not find project nothing"),
-        (("--wandb", "a/b"), no_account, "No API key"),
-        (("--wandb", "a/b"), lambda: SimpleNamespace(runs=lambda path, lazy: []), "project a/b has no runs"),
+        ("nowhere", None, "there is no folder nowhere"),
+        ("", None, "there are no runs, and none in results"),
+        (".", None, "there are no runs, and none in results"),
+        ("--wandb mdpo", None, "--wandb takes ENTITY/PROJECT, not 'mdpo'"),
+        ("--publish", None, "--wandb takes ENTITY/PROJECT, not '', and --publish needs it"),
+        ("runs --wandb a/b", None, "give folders or --wandb, not both"),
+        ("--wandb a/b", None, "no login. `wandb login` makes one"),
+        ("--wandb a/b --publish", None, "no login. `wandb login` makes one"),
+        ("--wandb a/b", unreachable, "W&B does not list the runs of a/b: no network here\n"),
+        ("--wnadb a/b", None, "Perhaps you meant"),
     ],
 )
 def test_a_refusal_is_a_sentence_and_status_2(flags, api, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "not-a-run").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "half").mkdir()
-    report.write_results(tmp_path / "half", [row()], {row()["run"]: []})
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     if api:
-        monkeypatch.setattr(wandb, "Api", api)
-    with pytest.raises(SystemExit) as end:
-        report.main([*flags])
+        monkeypatch.setattr(report, "wandb_api", api)
+    (tmp_path / "not-a-run").mkdir()
+    assert exit_status(*flags.split()) == 2
     error = capsys.readouterr().err
-    assert end.value.code == 2 and sentence in error and "Traceback" not in error
-    assert not (tmp_path / "results").exists()
+    assert sentence in error and "Traceback" not in error and not (tmp_path / "results").exists()
 
 
-def test_what_cannot_be_written_is_refused_and_what_was_there_stays(copied_run, tmp_path, monkeypatch, capsys):
-    copied_run("mdpo_onpolicy")
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        report.main(["--out", "file"])
-    assert end.value.code == 2 and "--out file cannot be written to: File exists." in capsys.readouterr().err
-    assert report.main([]) == 0
-    before = contents(tmp_path / "results")
-
-    def torn(path, content):
-        with open(path, "wb") as file:
-            file.write(content[:10])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", torn)
-    with pytest.raises(SystemExit) as end:
-        report.main([])
-    assert end.value.code == 2 and "cannot be written to: No space left" in capsys.readouterr().err
-    assert contents(tmp_path / "results").items() >= before.items()
+def test_without_its_packages_it_says_what_to_install():
+    code = "import sys; sys.modules['pandas'] = None; import report"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (2, "") and process.stderr.startswith(
+        "error: pandas is missing: pip"
+    )
 
 
-def test_without_matplotlib_the_table_is_written_all_the_same(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SystemExit) as end:
-        make(tmp_path, [row()])
-    assert end.value.code == 2 and "pip install '.[report]'" in capsys.readouterr().err
-    assert line((tmp_path / "table.md").read_text(), "Hopper-v4, 1M steps")[5] == "100 (n = 1)"
-    assert not list(tmp_path.glob("*.png"))
-
-
-def test_help_shows_examples_and_a_sentence_a_flag(capsys):
-    with pytest.raises(SystemExit) as end:
-        report.main(["--help"])
+def test_help_shows_examples_and_a_sentence_per_flag(capsys):
+    assert exit_status("--help") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 0 and "python report.py --wandb ENTITY/PROJECT" in text
-    assert (ROOT / "report.py").exists() and "folder to write to" in text and "most common" in text
+    assert "python report.py --wandb ENTITY/PROJECT --publish" in text and "folder to add to" in text
