@@ -20,8 +20,8 @@ stepsize", a constant for each task, the loss is
 
 At 1 / t_k = lambda the old policy cancels: that is SAC (Eq. 14). `diff sac.py mdpo_offpolicy.py` shows the rest.
 
-- pi_k is a copy of the policy, refreshed every --old-policy-interval = m updates. Algorithm 2 is --gradient-steps m
-  --old-policy-interval m, up to a fresh batch for each step and a critic that is updated along with the policy.
+- pi_k is a copy of the policy, refreshed every --old-policy-interval = m updates. --gradient-steps m with
+  --old-policy-interval m is Algorithm 2, except that each step draws its own batch and updates the critics too.
 - Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters.
 - From the authors' code: Q1 in the policy loss. Not from it: acting with the mean, a penalty on mean and log std.
 - Actions and densities are those of tanh in [-1, 1], whatever the task's bounds, so lambda means the same everywhere.
@@ -66,8 +66,8 @@ class Args:
     wandb_entity: str | None = None  # W&B user or team
     wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
-    runs_dir: str = "runs"  # folder of all runs
-    checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25 000
+    runs_dir: str = "runs"  # folder that holds all runs
+    checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25,000
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
     evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
     eval_episodes: int = 10  # episodes to play with --evaluate
@@ -88,24 +88,23 @@ class Args:
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, value in vars(self).items():
-            if (
-                type(value) in (int, float)
-                and not 0 < value < np.inf
-                and (value or name not in ("seed", "entropy_coef"))
-            ):
+            zero_allowed = name in ("seed", "entropy_coef")
+            if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
         if max(self.gamma, self.tau) > 1 or self.checkpoint_interval > HEADROOM or self.seed >= 2**32:
-            raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25 000, --seed below 2**32")
+            raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25,000, --seed below 2**32")
         if self.run_name == ".." or self.run_name != Path(self.run_name).name:
             raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
         if (self.resume or self.evaluate) and not self.run_name:
             raise ValueError("--resume and --evaluate need a --run-name")
+        if self.capture_video and not self.evaluate:
+            raise ValueError("--capture-video records an episode of --evaluate")
 
 
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
 FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
 BREGMAN_STEPSIZE = dict(Hopper=0.8, Walker2d=0.4, HalfCheetah=0.3, Ant=0.5, Humanoid=0.5, HumanoidStandup=0.3)
-HEADROOM = 25_000  # rows of the replay buffer's file that no sample comes from
+HEADROOM = 25_000  # extra rows, so that a resumed run finds every transition that its checkpoint can sample
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -143,7 +142,8 @@ class Adam(nn.Module):
         super().__init__()
         self.params, self.eps = list(params), eps
         self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
-        self.requires_grad_(False).register_buffer("count", torch.zeros((), device=self.params[0].device))
+        self.requires_grad_(False)
+        self.register_buffer("count", torch.zeros((), device=self.params[0].device))
 
     @torch.no_grad()
     def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
@@ -153,6 +153,7 @@ class Adam(nn.Module):
         for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
             mean.lerp_(gradient, 0.1)
             square.lerp_(gradient * gradient, 0.001)
+            # p -= rate * mean / (sqrt(square) + eps), bias-corrected, in few operations
             p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
 
 
@@ -175,7 +176,7 @@ def mdpo_loss(log_prob: Tensor, old_log_prob: Tensor, q: Tensor, inverse_t: floa
 def update(
     agent: Agent, policy_optimizer: Adam, critic_optimizer: Adam, batch: Tensor, noise: Tensor, args: Args
 ) -> dict:
-    """Algorithm 2, lines 8 and 12: one step of the policy, of both Q and of V."""
+    """One gradient step on the policy, both Q networks and V (Algorithm 2, lines 8 and 12)."""
     obs_dim, action_dim = agent.policy[0].in_features, noise.shape[-1]
     obs, action, next_obs, reward, terminated = batch.split([obs_dim, action_dim, obs_dim, 1, 1], -1)
     mean, log_std = mean_and_log_std(agent.policy(obs))
@@ -217,19 +218,20 @@ class ReplayBuffer:
         self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
         self.array = np.asarray(self.file)
         self.rows = torch.from_numpy(self.array)
-        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks
+        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # less what it has already
         if growth > shutil.disk_usage(path.parent).free:
             fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
 
     def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
         return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
 
-    def sample(self, k: int, batch_size: int) -> Tensor:
-        """Uniformly, with replacement, from the transitions before the k-th."""
-        age = torch.randint(1, min(k, self.size) + 1, (batch_size,))
-        return self.rows[(k - age) % len(self.rows)]
+    def sample(self, step: int, batch_size: int) -> Tensor:
+        """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
+        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
+        return self.rows[(step - age) % len(self.rows)]
 
     def state_dict(self) -> dict:
+        """The rows are in the file already; this only flushes it."""
         self.file.flush()
         return {}
 
@@ -250,16 +252,19 @@ def train(args: Args) -> int:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
         learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
     parts = dict(agent.named_children(), policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
+    width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
+    resume = args.resume and (folder / "checkpoint.pt").exists()
+    buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
     run = Run(args, parts, total=args.total_timesteps)
-    width, path = 2 * obs_dim + action_dim + 2, run.folder / "replay.bin"
-    buffer = ReplayBuffer(path, width, args.buffer_size, args.total_timesteps, resume=run.step > 0)
     run.parts["replay"] = buffer  # flushed with every checkpoint
     act, metrics = numpy_policy(agent.policy), {}
     obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, run.step]).generate_state(1)[0]))
     for k in range(run.step, args.total_timesteps):
         # Act: uniformly at first, then with the policy.
-        noise = torch.randn(action_dim).numpy()
-        action = act(obs, noise) if k >= args.learning_starts else 2 * torch.rand(action_dim).numpy() - 1
+        if k < args.learning_starts:
+            action = 2 * torch.rand(action_dim).numpy() - 1
+        else:
+            action = act(obs, torch.randn(action_dim).numpy())
         next_obs, reward, terminated, _, info = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
         if not np.isfinite(row).all():
@@ -271,7 +276,8 @@ def train(args: Args) -> int:
 
         # Learn: each update has its own batch. pi_k is refreshed every m updates.
         for n in range(args.gradient_steps if k >= args.learning_starts else 0):
-            if ((k - args.learning_starts) * args.gradient_steps + n) % args.old_policy_interval == 0:
+            updates = (k - args.learning_starts) * args.gradient_steps + n
+            if updates % args.old_policy_interval == 0:
                 agent.old_policy.load_state_dict(agent.policy.state_dict())
             batch, noise = buffer.sample(step, args.batch_size), torch.randn(args.batch_size, action_dim)
             metrics = learn(agent, policy_optimizer, critic_optimizer, batch.to(device), noise.to(device), args)
@@ -289,24 +295,30 @@ class Run:
 
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
-        saved = load_checkpoint(args, parts) if args.resume else None
-        saved = saved or dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
+        new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
+        saved = load_checkpoint(args, parts) or new
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        self.start_step, self.start_time = self.step, time.time()
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
         self.wandb = wandb.init(
             project=args.wandb_project, entity=args.wandb_entity, mode=args.wandb_mode, id=self.wandb_id,
             name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args),
+            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id[:64]], config=asdict(args),
             dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
-            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # a kill loses one second
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),
         )  # fmt: skip
-        for number in (signal.SIGINT, signal.SIGTERM):  # the first one stops at a checkpoint, a second one kills
-            signal.signal(number, lambda n, _: (self.stop.append(n), signal.signal(n, signal.SIG_DFL)))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        for step, metrics in saved["points"]:  # those that a kill may have lost
+        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        for step, metrics in saved["points"]:
             self.log(step, metrics)
+
+    def on_signal(self, number: int, _) -> None:
+        self.stop.append(number)  # stop at a checkpoint
+        signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         metrics = {name: float(value) for name, value in metrics.items()}
@@ -323,12 +335,12 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / self.bar.format_dict["elapsed"]
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
-            self.step, self.points = step, self.points[-2000:]  # more than a second's worth
+            self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
             tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
             check_finite(step, **tensors)
@@ -363,18 +375,22 @@ def check_finite(step: int, **named: Tensor | np.ndarray | float) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
+    print("error:", " ".join(message.split())[:500], file=sys.stderr)
+    sys.exit(2)
 
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        camera = "envs.mujoco" in str(gym.spec(env_id).entry_point)  # these tasks have one that follows the robot
-        options = dict(render_mode="rgb_array") | camera * dict(camera_name="track") if video_folder else {}
-        env = gym.wrappers.RecordEpisodeStatistics(gym.make(env_id, **options))
+        options = dict(render_mode="rgb_array") if video_folder else {}
+        env = gym.make(env_id, **options)
+        if video_folder and "envs.mujoco" in str(env.spec.entry_point):
+            env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
         if video_folder:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -384,7 +400,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
 
 
 def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
-    """Load --run-name's checkpoint, if there is one, into parts. weights_only: a file from a stranger runs no code."""
+    """Load --run-name's checkpoint, if there is one, into parts. weights_only: an untrusted file cannot run code."""
     path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
         return None
@@ -395,7 +411,7 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
         for name, part in parts.items():
             part.load_state_dict(checkpoint[name])
     except Exception as error:  # a damaged or foreign file fails in many ways
-        fail(f"cannot use {path}: {type(error).__name__}, {' '.join(str(error).split())[:300]}")
+        fail(f"cannot use {path}: {type(error).__name__}, {error}")
     return checkpoint
 
 
@@ -405,7 +421,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
     if checkpoint and (args.resume or args.evaluate):
-        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False)
+        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False, capture_video=False)
         if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
             fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
     elif checkpoint:
@@ -430,14 +446,14 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def evaluate(args: Args) -> int:
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+    if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     policy = mlp(env.observation_space.shape[0], args.hidden_size, 2 * env.action_space.shape[0])
     load_checkpoint(args, dict(policy=policy))
     act, returns = numpy_policy(policy), []
     for number in range(args.eval_episodes):
-        (obs, _), info = env.reset(seed=args.seed + number), {}
+        obs, info = env.reset(seed=args.seed + number)
         while "episode" not in info:
             obs, _, _, _, info = env.step(act(obs))
         returns.append(info["episode"]["r"])
@@ -452,10 +468,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)
+    make_env(args.env_id).close()  # a mistyped task leaves no folder behind
     folder = Path(args.runs_dir, args.run_name)
+    finished = folder / "finished"
+    if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
+        print(f"{folder} is finished: it has trained for {args.total_timesteps} steps")
+        return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock", blocking=False).acquire()
+        lock = FileLock(folder / "lock", timeout=1).acquire()
     except OSError as error:
         fail(f"{folder} is in use by another process, or not writable: {error}")
     try:
@@ -464,9 +485,9 @@ def main(argv: list[str] | None = None) -> int:
     except wandb.Error as error:
         fail(f"W&B cannot start: {error}")
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
-        fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+        fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
         return 1
 
 

@@ -11,12 +11,12 @@ Mirror descent repeatedly maximizes a linearization of the objective minus a Bre
 
     theta_{k+1} = argmax_theta  E_{s ~ rho_k} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
-An unconstrained policy would be pi_k exp(t_k A_k) / Z (Eqs. 2, 15); a network takes m gradient steps on samples of pi_k
-instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s), each step ascends
+Over all policies the maximizer is pi_k exp(t_k A_k) / Z (Eqs. 2, 15); a network takes m gradient steps on samples of
+pi_k instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s), each step ascends
 
     mean[ r A_k ] - (1 / t_k) mean[ KL(pi_theta || pi_k) ],        t_k = 1 - k / K,  k = 0, ..., K - 1.
 
-- The KL is exact and has the new policy first; TRPO and KL-PPO have the old policy first.
+- The KL is in closed form and is KL(new || old); TRPO and KL-PPO use KL(old || new).
 - At theta_k the KL has no gradient, so m = 1 is the vanilla policy gradient.
 - Each of the m steps uses the whole batch; only the critic is trained on minibatches.
 - --tsallis-q replaces the KL by a Tsallis divergence, in closed form for Gaussians. The paper leaves this open.
@@ -63,7 +63,7 @@ class Args:
     wandb_entity: str | None = None  # W&B user or team
     wandb_group: str | None = None  # W&B group; default: {exp_name}__{preset}__{env_id}
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
-    runs_dir: str = "runs"  # folder of all runs
+    runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
     evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
@@ -71,31 +71,36 @@ class Args:
     capture_video: bool = False  # record the first episode of --evaluate in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
-    num_envs: int = 1  # environments, stepped in turn
+    num_envs: int = 1  # environments, stepped one after another
     num_steps: int = 2048  # T, steps per environment and iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
     anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
-    norm_obs: bool = True  # normalize observations by running statistics (minimal: off)
+    norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
     clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
-    critic_epochs: int = 5  # the critic's passes over a batch
-    critic_minibatch_size: int = 128  # N, the critic's minibatch
+    critic_epochs: int = 5  # the critic's epochs per iteration
+    critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5)
-    tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; q < 1 exists only while σ < σ_k / √(1 - q)
+    tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; for q < 1 finite only while σ < σ_k / √(1 - q)
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, value in vars(self).items():
-            if type(value) in (int, float) and not 0 < value < np.inf and (value or name not in ("seed", "gae_lambda")):
+            zero_allowed = name in ("seed", "gae_lambda")
+            if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
-        if max(self.gamma, self.gae_lambda) > 1 or self.tsallis_q > 2 or self.seed >= 2**32:
-            raise ValueError("--gamma and --gae-lambda must be at most 1, --tsallis-q at most 2, --seed below 2**32")
+        if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
+            raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
+        if self.tsallis_q > 2:
+            raise ValueError("--tsallis-q must be at most 2")
         if self.run_name == ".." or self.run_name != Path(self.run_name).name:
             raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
         if (self.resume or self.evaluate) and not self.run_name:
             raise ValueError("--resume and --evaluate need a --run-name")
+        if self.capture_video and not self.evaluate:
+            raise ValueError("--capture-video records an episode of --evaluate")
 
 
 MINIMAL = dict(gae_lambda=1.0, norm_obs=False, norm_reward=False, orthogonal_init=False, clip_value_loss=False)
@@ -105,9 +110,10 @@ FIXED = ("env_id", "seed", "preset", "num_envs", "num_steps")  # --resume cannot
 
 def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> nn.Sequential:
     layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
-    for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain), strict=True) if orthogonal_init else ():
-        nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
+    if orthogonal_init:
+        for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, last_gain), strict=True):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
     return nn.Sequential(*layers)
 
 
@@ -148,12 +154,18 @@ class Policy(nn.Module):
         w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
 
         def normalize(obs: np.ndarray) -> np.ndarray:
-            return (((obs - shift) / scale).clip(-10, 10) if self.norm_obs else obs).astype(np.float32)
+            if self.norm_obs:
+                obs = ((obs - shift) / scale).clip(-10, 10)
+            return obs.astype(np.float32)
 
-        return normalize, lambda x: np.tanh(np.tanh(x @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
+        def mean_action(normalized_obs: np.ndarray) -> np.ndarray:
+            return np.tanh(np.tanh(normalized_obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
+
+        return normalize, mean_action
 
 
 def gaussian_kl(p: Normal, q: Normal) -> Tensor:
+    """KL(p || q) of diagonal Gaussians. torch's kl_divergence does not compile."""
     ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
     return (0.5 * (ratio**2 + z**2 - 1) - torch.log(ratio)).sum(-1)
 
@@ -171,7 +183,7 @@ def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda
 def minibatches(batch: dict[str, Tensor], keys: tuple[str, ...], size: int) -> Iterable[tuple[Tensor, ...]]:
     n = len(batch["obs"])
     order = torch.randperm(n) if size < n else torch.arange(n)
-    return zip(*(batch[key][order.to(batch[key].device)].split(size) for key in keys), strict=True)
+    return zip(*(batch[key][order].split(size) for key in keys), strict=True)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
@@ -181,7 +193,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) 
     return 0.5 * error.mean()
 
 
-def critic_gradient(critic: nn.Module, obs: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
+def critic_backward(critic: nn.Module, obs: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
     loss = value_loss(critic(obs).squeeze(-1), old_values, returns, clip)
     loss.backward()
     return loss.detach()
@@ -204,8 +216,8 @@ def mdpo_loss(ratio: Tensor, advantages: Tensor, divergence: Tensor, inverse_t: 
     return -(ratio * advantages).mean() + inverse_t * divergence.mean()
 
 
-def policy_gradient(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor, tsallis_q: float) -> Tensor:
-    """The gradient of one of the m steps of Algorithm 1, line 11, on the whole batch. Returns the loss."""
+def policy_backward(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor, tsallis_q: float) -> Tensor:
+    """Backpropagate the loss of one of the m steps of Algorithm 1, line 11, on the whole batch, and return it."""
     pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
@@ -225,18 +237,18 @@ def train(args: Args) -> int:
     critic, return_moments = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device), RunningMoments()
     policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
     critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
-    improve, fit = policy_gradient, critic_gradient
+    improve, fit = policy_backward, critic_backward
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
     parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     run = Run(args, parts | dict(return_moments=return_moments), total=K * T * N)
 
-    def flat(array: np.ndarray) -> Tensor:
+    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
         return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
-    actions, discounted_return = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
+    actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
     rewards, discounted_returns = np.zeros((2, T, N))
     terminated, truncated = np.zeros((2, T, N), bool)
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
@@ -251,10 +263,10 @@ def train(args: Args) -> int:
                 action = actions[t, i].clip(low, high)
                 obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
                 next_observations[t, i] = obs[i]
-                discounted_returns[t, i] = discounted_return[i] = args.gamma * discounted_return[i] + rewards[t, i]
+                discounted_returns[t, i] = return_so_far[i] = args.gamma * return_so_far[i] + rewards[t, i]
                 if "episode" in info:
                     run.log_episode((k * T + t) * N + i + 1, info["episode"])
-                    obs[i], discounted_return[i] = env.reset()[0], 0
+                    obs[i], return_so_far[i] = env.reset()[0], 0
         step, done = (k + 1) * T * N, terminated | truncated
         check_finite(step, observations=next_observations, rewards=rewards)
 
@@ -279,7 +291,7 @@ def train(args: Args) -> int:
         inverse_t = torch.tensor(1 / (1 - k / K), device=device)
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
-            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)  # as in the authors' code
+            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
             policy_optimizer.step()
             policy_optimizer.zero_grad()
         if args.tsallis_q < 1 and not policy_loss.isfinite():
@@ -310,24 +322,30 @@ class Run:
 
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
-        saved = load_checkpoint(args, parts) if args.resume else None
-        saved = saved or dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
+        new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
+        saved = load_checkpoint(args, parts) or new
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        self.start_step, self.start_time = self.step, time.time()
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
         self.wandb = wandb.init(
             project=args.wandb_project, entity=args.wandb_entity, mode=args.wandb_mode, id=self.wandb_id,
             name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
-            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id], config=asdict(args),
+            job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id[:64]], config=asdict(args),
             dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
-            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # a kill loses one second
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),
         )  # fmt: skip
-        for number in (signal.SIGINT, signal.SIGTERM):  # the first one stops at a checkpoint, a second one kills
-            signal.signal(number, lambda n, _: (self.stop.append(n), signal.signal(n, signal.SIG_DFL)))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        for step, metrics in saved["points"]:  # those that a kill may have lost
+        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        for step, metrics in saved["points"]:
             self.log(step, metrics)
+
+    def on_signal(self, number: int, _) -> None:
+        self.stop.append(number)  # stop at a checkpoint
+        signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         metrics = {name: float(value) for name, value in metrics.items()}
@@ -344,12 +362,12 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / self.bar.format_dict["elapsed"]
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
-            self.step, self.points = step, self.points[-2000:]  # more than a second's worth
+            self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
             tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
             check_finite(step, **tensors)
@@ -384,18 +402,22 @@ def check_finite(step: int, **named: Tensor | np.ndarray | float) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
+    print("error:", " ".join(message.split())[:500], file=sys.stderr)
+    sys.exit(2)
 
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     try:
-        camera = "envs.mujoco" in str(gym.spec(env_id).entry_point)  # these tasks have one that follows the robot
-        options = dict(render_mode="rgb_array") | camera * dict(camera_name="track") if video_folder else {}
-        env = gym.wrappers.RecordEpisodeStatistics(gym.make(env_id, **options))
+        options = dict(render_mode="rgb_array") if video_folder else {}
+        env = gym.make(env_id, **options)
+        if video_folder and "envs.mujoco" in str(env.spec.entry_point):
+            env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
         if video_folder:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (videos: pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -403,7 +425,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
 
 
 def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
-    """Load --run-name's checkpoint, if there is one, into parts. weights_only: a file from a stranger runs no code."""
+    """Load --run-name's checkpoint, if there is one, into parts. weights_only: an untrusted file cannot run code."""
     path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
         return None
@@ -414,7 +436,7 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
         for name, part in parts.items():
             part.load_state_dict(checkpoint[name])
     except Exception as error:  # a damaged or foreign file fails in many ways
-        fail(f"cannot use {path}: {type(error).__name__}, {' '.join(str(error).split())[:300]}")
+        fail(f"cannot use {path}: {type(error).__name__}, {error}")
     return checkpoint
 
 
@@ -424,7 +446,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
     if checkpoint and (args.resume or args.evaluate):
-        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False)
+        defaults = checkpoint["args"] | dict(runs_dir="runs", resume=False, evaluate=False, capture_video=False)
         if ":" in defaults["env_id"] and args.env_id != defaults["env_id"]:  # Gymnasium would import a module
             fail(f"{folder} asks to import a module: pass --env-id {defaults['env_id']} if you trust it")
     elif checkpoint:
@@ -447,7 +469,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def evaluate(args: Args) -> int:
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+    if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     low, high, returns = env.action_space.low, env.action_space.high, []
@@ -455,7 +477,7 @@ def evaluate(args: Args) -> int:
     load_checkpoint(args, dict(policy=policy))
     normalize, mean_action = policy.numpy_functions()
     for number in range(args.eval_episodes):
-        (obs, _), info = env.reset(seed=args.seed + number), {}
+        obs, info = env.reset(seed=args.seed + number)
         while "episode" not in info:
             obs, _, _, _, info = env.step(mean_action(normalize(obs)).clip(low, high))
         returns.append(info["episode"]["r"])
@@ -470,10 +492,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)
+    make_env(args.env_id).close()  # a mistyped task leaves no folder behind
     folder = Path(args.runs_dir, args.run_name)
+    finished = folder / "finished"
+    if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
+        print(f"{folder} is finished: it has trained for {args.total_timesteps} steps")
+        return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock", blocking=False).acquire()
+        lock = FileLock(folder / "lock", timeout=1).acquire()
     except OSError as error:
         fail(f"{folder} is in use by another process, or not writable: {error}")
     try:
@@ -482,9 +509,9 @@ def main(argv: list[str] | None = None) -> int:
     except wandb.Error as error:
         fail(f"W&B cannot start: {error}")
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
-        fail(f"--compile does not work here: {' '.join(str(error).split())[:200]}")
+        fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. The last checkpoint is {folder / 'checkpoint.pt'}", file=sys.stderr)
+        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
         return 1
 
 

@@ -87,13 +87,13 @@ def gradient_left_by(function, network, *given):
 
 
 def mdpo_gradient(policy, batch, inverse_t=1.0, q=1.0):
-    return gradient_left_by(mdpo.policy_gradient, policy, batch, torch.tensor(inverse_t), q)
+    return gradient_left_by(mdpo.policy_backward, policy, batch, torch.tensor(inverse_t), q)
 
 
 def ppo_gradient(policy, batch, kl_coef=1.0, **flags):
     minibatch = [batch[key] for key in ppo.POLICY_BATCH]
     args = ppo.Args(**dict(objective="kl-fixed") | flags)
-    return gradient_left_by(ppo.policy_gradient, policy, minibatch, torch.tensor(kl_coef), args)
+    return gradient_left_by(ppo.policy_backward, policy, minibatch, torch.tensor(kl_coef), args)
 
 
 def checkpoint(name):
@@ -231,7 +231,7 @@ def test_value_loss_by_hand(script, value, old_value, target, clipped, plain):
 def test_the_critics_gradient_is_that_of_the_value_loss(script, clip):
     critic = script.mlp(3, 1, True, 1.0).double()
     obs, (old_values, returns) = torch.randn(20, 3).double(), torch.randn(2, 20).double()
-    loss, gradient = gradient_left_by(script.critic_gradient, critic, obs, old_values, returns, clip)
+    loss, gradient = gradient_left_by(script.critic_backward, critic, obs, old_values, returns, clip)
     values = critic(obs)[:, 0]
     error = (values - returns).abs()
     if clip:
@@ -460,13 +460,13 @@ def test_on_finite_actions_the_loss_is_least_at_the_exponentiated_advantages(los
 
 
 def test_mdpos_steps_use_the_whole_batch_and_the_annealed_stepsize(in_process, monkeypatch):
-    calls, gradient, rates, step = [], mdpo.policy_gradient, [], torch.optim.Adam.step
+    calls, gradient, rates, step = [], mdpo.policy_backward, [], torch.optim.Adam.step
 
     def spy(policy, batch, inverse_t, q):
         calls.append((len(batch["obs"]), float(inverse_t), q))
         return gradient(policy, batch, inverse_t, q)
 
-    monkeypatch.setattr(mdpo, "policy_gradient", spy)
+    monkeypatch.setattr(mdpo, "policy_backward", spy)
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
     flags = ("--num-envs", 2, "--num-steps", 64, "--total-timesteps", 512, "--sgd-steps", 3, "--tsallis-q", 1.5)
     points = iterations(in_process(mdpo, *PENDULUM, *flags, "--anneal-lr", "--run-name", "r").points)
@@ -479,7 +479,7 @@ def test_mdpos_steps_use_the_whole_batch_and_the_annealed_stepsize(in_process, m
 
 @pytest.mark.parametrize("module", [mdpo, ppo])
 def test_the_norm_of_the_policys_gradient_is_clipped_at_one_half(module, in_process, monkeypatch):
-    gradient, norms, step = module.policy_gradient, [], torch.optim.Adam.step
+    gradient, norms, step = module.policy_backward, [], torch.optim.Adam.step
 
     def large(policy, *given):
         loss = gradient(policy, *given)
@@ -491,7 +491,7 @@ def test_the_norm_of_the_policys_gradient_is_clipped_at_one_half(module, in_proc
         norms.append(flat(p.grad for p in self.param_groups[0]["params"]).norm().item())
         return step(self)
 
-    monkeypatch.setattr(module, "policy_gradient", large)
+    monkeypatch.setattr(module, "policy_backward", large)
     monkeypatch.setattr(torch.optim.Adam, "step", watched)
     in_process(module, *PENDULUM, "--total-timesteps", 128, "--run-name", "r")
     assert norms[:10] == [pytest.approx(0.5, rel=1e-4)] * 10  # the policy's steps come first
@@ -624,8 +624,8 @@ def test_ppos_step_descends_its_loss_with_the_ratio_to_the_old_policy(flags):
 
 
 def test_ppos_policy_sees_every_sample_once_an_epoch(in_process, monkeypatch):
-    sizes, gradient = [], ppo.policy_gradient
-    monkeypatch.setattr(ppo, "policy_gradient", lambda *given: sizes.append(len(given[1][0])) or gradient(*given))
+    sizes, gradient = [], ppo.policy_backward
+    monkeypatch.setattr(ppo, "policy_backward", lambda *given: sizes.append(len(given[1][0])) or gradient(*given))
     flags = ("--minibatch-size", 48, "--update-epochs", 3, "--total-timesteps", 256, "--run-name", "r")
     in_process(ppo, *PENDULUM, *flags)
     assert sizes == [48, 48, 32] * 3 * 2
