@@ -33,9 +33,9 @@ OWN_FLAGS = {
 }
 OTHER_DEFAULTS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}  # on-policy
 WORDS = {
-    ON_POLICY: r"MINIMAL \||self\.gamma|--gamma|policy_optimizer|critic_optimizer = |fit = |parts = |policy_loss"
+    ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|policy_optimizer|critic_optimizer = |fit = |parts = |policy_loss"
     r"|objective|kl_coef|mean_kl|[^_]pi = policy\(batch",
-    OFF_POLICY: r"old_policy|old_mean|self\.target_v = |one step of|One step of|log_prob|v_target = |bregman|tsallis_q"
+    OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|v_target = |bregman|tsallis_q"
     r"|entropy_q|entropy-q|entropy = |# Learn|args\.gradient_steps",
 }
 LONGEST = {ON_POLICY: 40, OFF_POLICY: 30}  # lines of shared blocks that may differ

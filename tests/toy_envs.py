@@ -47,6 +47,34 @@ class Broken(Toy):
         return obs, reward, *rest
 
 
+class Clockwork(gym.Env):
+    """Without chance: every episode starts in the same state and has 8 steps."""
+
+    observation_space, action_space = Toy.observation_space, Toy.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.state = 0, np.ones(3, np.float32)
+        return self.state, {}
+
+    def step(self, action):
+        self.time, self.state = self.time + 1, (0.9 * self.state + action.sum()).astype(np.float32)
+        return self.state, float(self.state[0] - action @ action), self.time == 8, False, {}
+
+
+class Drawn(Toy):
+    """A Toy to look at."""
+
+    metadata: ClassVar = dict(render_modes=["rgb_array"], render_fps=10)
+
+    def __init__(self, render_mode: str | None = None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> np.ndarray:
+        return np.full((32, 32, 3), 20 * self.time, np.uint8)
+
+
 class DictObs(Toy):
     observation_space = gym.spaces.Dict(position=Toy.observation_space)
 
@@ -58,5 +86,7 @@ class Unbounded(Toy):
 gym.register("Toy-v0", Toy, disable_env_checker=True)
 gym.register("NanObservation-v0", Broken, disable_env_checker=True, kwargs=dict(obs=np.nan))
 gym.register("InfiniteReward-v0", Broken, disable_env_checker=True, kwargs=dict(reward=np.inf))
+gym.register("Clockwork-v0", Clockwork, disable_env_checker=True)
+gym.register("Drawn-v0", Drawn, disable_env_checker=True)
 gym.register("DictObs-v0", DictObs, disable_env_checker=True)
 gym.register("Unbounded-v0", Unbounded, disable_env_checker=True)
