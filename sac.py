@@ -392,8 +392,9 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
         return None
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if Args(**checkpoint["args"]).exp_name != args.exp_name:
+        if checkpoint["args"]["exp_name"] != args.exp_name:
             raise ValueError(f"it is a run of {checkpoint['args']['exp_name']}.py")
+        Args(**checkpoint["args"])  # raises if a flag is unknown or out of range
         for name, part in parts.items():
             part.load_state_dict(checkpoint[name])
     except Exception as error:  # a damaged or foreign file fails in many ways
@@ -420,7 +421,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     if checkpoint and args.resume:
         if changed := [name for name in FIXED if getattr(args, name) != defaults[name]]:
             fail(f"{folder} has {changed[0]} {defaults[changed[0]]}, which is fixed for a run")
-        if args.total_timesteps < checkpoint["step"]:
+        if args.total_timesteps < checkpoint.get("step", 0):
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps <= args.learning_starts:
         fail(f"--total-timesteps must be more than --learning-starts, {args.learning_starts} steps")

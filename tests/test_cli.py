@@ -70,7 +70,7 @@ def test_off_policy_presets_and_defaults_of_a_task_are_the_papers(off_policy, pr
         args = off_policy.parse_args(["--env-id", f"{task}-v4", "--preset", preset])
         assert (args.hidden_size, args.batch_size) == ((64, 64) if preset == "minimal" else (256, 256))
         assert off_policy is sac or args.bregman_stepsize == stepsize
-        assert off_policy is not mdpo_tsallis or args.tsallis_q == args.entropy_q == q
+        assert off_policy is not mdpo_tsallis or (args.tsallis_q, args.entropy_q) == (q, None)
 
 
 def test_defaults_are_the_papers(script):
@@ -184,7 +184,7 @@ ON_POLICY_BAD_INPUT = [
 OFF_POLICY_BAD_INPUT = [
     ("--env-id Unbounded-v0", ("Unbounded-v0", "bounded actions")),
     ("--total-timesteps 10000", ("--total-timesteps", "--learning-starts, 10000")),
-    ("--checkpoint-interval 25001", ("--checkpoint-interval", "25 000")),
+    ("--checkpoint-interval 25001", ("--checkpoint-interval", "25,000")),
     ("--entropy-coef -0.1", ("--entropy-coef",)),
     ("--entropy-coef nan", ("--entropy-coef",)),
     ("--tau 1.5", ("--tau", "at most 1")),
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_used_gets_a_sentence_runs_no_code_and_stays
 ):
     damage(copied_run(script.__name__) / "checkpoint.pt", how)
     message = error_of(script, action, "--run-name", "r", "--total-timesteps", 2048)
-    assert "cannot use runs/r/checkpoint.pt" in message
+    assert "cannot use runs/r/checkpoint.pt" in message or (how == "other task" and "runs/r/replay.bin" in message)
     assert not Path("unpickled").exists()
 
 
@@ -458,7 +458,8 @@ def test_a_video_is_of_the_first_episode_by_the_camera_that_follows_the_robot(sc
     monkeypatch.setattr(gym.wrappers, "RecordVideo", record)
     for env_id in ("HalfCheetah-v4", "Pendulum-v1"):
         script.make_env(env_id, Path("videos"))
-    assert made == [dict(render_mode="rgb_array", camera_name="track"), dict(render_mode="rgb_array")]
+    plain, tracking = dict(render_mode="rgb_array"), dict(render_mode="rgb_array", camera_name="track")
+    assert made == [plain, tracking, plain]  # Gymnasium tells what a task is only once it is made
     assert recorded == [("videos", [0])] * 2
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from decimal import Decimal, localcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -473,7 +474,7 @@ def test_the_reparameterized_gradient_is_that_of_finite_differences_with_the_sam
     for _ in range(3):
         direction = torch.randn_like(gradient)
 
-        def shifted(size):
+        def shifted(size, direction=direction):
             other = copy.deepcopy(agent)
             start = nn.utils.parameters_to_vector(other.policy.parameters())
             nn.utils.vector_to_parameters(start + size * direction, other.policy.parameters())
@@ -698,7 +699,7 @@ def test_gradient_steps_are_full_updates_with_their_own_batches_and_pi_k_is_refr
     flags = () if script is sac else ("--old-policy-interval", interval)
     in_process(script, *SHORT, "--gradient-steps", steps, "--total-timesteps", 80, *flags)
     assert [event[-1] for event in events] == [k for k in range(65, 81) for _ in range(steps)]  # after each own step
-    for (before, _, batch, noise, _), (after, _, other_batch, other_noise, _) in zip(events, events[1:], strict=False):
+    for (before, _, batch, noise, _), (after, _, other_batch, other_noise, _) in pairwise(events):
         assert not any(torch.equal(before[name], after[name]) for name in NETWORKS)
         assert not torch.equal(batch, other_batch) and not torch.equal(noise, other_noise)
     if script is not sac:
