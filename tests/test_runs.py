@@ -52,7 +52,7 @@ def long(name: str) -> tuple:
     own = (
         ("--checkpoint-interval", 128) if name in ON_POLICY else ("--checkpoint-interval", 50, "--learning-starts", 600)
     )
-    return (*tiny(name, "InvertedPendulum-v4", 2560 if name in ON_POLICY else 1200), *own)
+    return (*tiny(name, "InvertedPendulum-v4", 1920 if name in ON_POLICY else 1100), *own)
 
 
 def load(name: str = "r") -> dict:
@@ -188,7 +188,8 @@ def test_the_same_command_gives_the_same_log_and_the_same_checkpoint_to_the_bit(
     assert differing(torch.load(first / "checkpoint.pt"), load()) == set()
     if not is_on_policy(script):
         assert (first / "replay.bin").read_bytes() == Path("runs/r/replay.bin").read_bytes()
-    other = in_process(script, *short(script), "--run-name", "other", "--seed", 2).points
+    fewer = ("--total-timesteps", 256 if is_on_policy(script) else 832)
+    other = in_process(script, *short(script), "--run-name", "other", "--seed", 2, *fewer).points
     assert timeless(by_step(other))[:5] != timeless(second)[:5] and "policy" in differing(load(), load("other"))
 
 
@@ -218,21 +219,23 @@ def test_two_resumes_of_one_checkpoint_agree_to_the_bit_and_follow_its_random_nu
     assert obs["r"] == obs["twin"] != first_obs.tolist()  # a new episode, not the first one again
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_run_to_the_bit(script, number, in_process, capsys):
+def test_a_run_stopped_by_signals_and_resumed_is_the_uninterrupted_run_to_the_bit(script, in_process, capsys):
     """In an environment without chance, whose episodes end where it stops: the checkpoint is the whole learner."""
-    flags = (*tiny(script, "Clockwork-v0", 192), *(() if is_on_policy(script) else ("--learning-starts", 64)))
+    flags = (*tiny(script, "Clockwork-v0", 192), *(() if is_on_policy(script) else ("--learning-starts", 32)))
     whole = in_process(script, *flags, "--run-name", "whole")
-    capsys.readouterr()
-    stopped = in_process(script, *flags, recorder=stopping(number, 128))
-    assert stopped.status == 128 + number and load()["step"] == 128 and not Path("runs/r/finished").exists()
-    output = capsys.readouterr()
-    assert "stopped at step 128" in output.out and "--run-name r --resume" in output.out
-    assert "Traceback" not in output.err
+    points = []
+    for number, step in ((signal.SIGTERM, 64), (signal.SIGINT, 128)):
+        capsys.readouterr()
+        stopped = in_process(script, *flags, "--resume", recorder=stopping(number, step))
+        points += stopped.points
+        assert stopped.status == 128 + number and load()["step"] == step and not Path("runs/r/finished").exists()
+        output = capsys.readouterr()
+        assert f"stopped at step {step}: python" in output.out and "--run-name r --resume" in output.out
+        assert "Traceback" not in output.err
     resumed = in_process(script, "--resume", "--run-name", "r")
     assert resumed.status == 0 and Path("runs/r/finished").exists()
-    both = by_step(stopped.points + resumed.points)
-    assert len(both) > 20 and timeless(both) == timeless(by_step(whole.points))
+    points = by_step(points + resumed.points)
+    assert len(points) > 20 and timeless(points) == timeless(by_step(whole.points))
     assert differing(load("r"), load("whole")) == set()
     if not is_on_policy(script):
         assert Path("runs/r/replay.bin").read_bytes() == Path("runs/whole/replay.bin").read_bytes()
@@ -385,14 +388,11 @@ def test_two_processes_cannot_train_one_run_and_the_lock_goes_with_its_holder(na
     flags = (*tiny(name, "InvertedPendulum-v4", 10**6), "--resume", "--checkpoint-interval", 64)
     first = launch(name, *flags)
     wait_for_step(first, 64)
-    before = contents(Path("runs/r"))
+    before = Path("runs/r/args.json").read_bytes()
     second = launch(name, *flags, "--gamma", 0.5)
     second.join(30)
     assert second.exitcode == 2 and "error: runs/r is in use by another process" in Path("stderr").read_text()
-    assert (
-        Path("runs/r/args.json").read_bytes() == before["args.json"]
-        and before.keys() <= contents(Path("runs/r")).keys()
-    )
+    assert Path("runs/r/args.json").read_bytes() == before
     wait_for_step(first, load()["step"] + 64)  # unharmed
     assert len(list(Path("runs/r/wandb").glob("offline-run-*"))) == 1
     first.signal(signal.SIGKILL, everywhere=True)
