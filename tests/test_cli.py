@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its tasks
-from conftest import ON_POLICY, contents, finish, short
+from conftest import ON_POLICY, ROOT, contents, finish, short
 
 import mdpo_onpolicy
 import mdpo_tsallis
@@ -473,3 +473,13 @@ def test_capture_video_writes_a_video_of_one_episode(script, in_process):
     assert in_process(script, "--evaluate", "--run-name", "r", "--eval-episodes", 2, "--capture-video").status == 0
     (video,) = Path("runs/r/videos").glob("*.mp4")
     assert video.stat().st_size > 100
+
+
+def test_a_committed_agent_plays_within_its_stated_spread(capsys):
+    """The table says mean ± std of 100 episodes; the mean of 3 is within 4 of their standard errors, plus rounding."""
+    table = (ROOT / "results/agents/README.md").read_text()
+    name, algo, mean, std = re.search(r"\| (Half\S+) \| (\w+) \| .* \| ([\d.]+) ± ([\d.]+) \|", table).groups()
+    flags = ["--evaluate", "--runs-dir", str(ROOT / "results/agents"), "--run-name", name, "--eval-episodes", "3"]
+    assert importlib.import_module(algo).main(flags) == 0
+    played = float(re.search(r"mean (\S+) ±", capsys.readouterr().out)[1])
+    assert abs(played - float(mean)) < 4 * float(std) / 3**0.5 + 1
