@@ -282,7 +282,7 @@ class Run:
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
-        saved = load_checkpoint(args, parts) or new
+        saved = (load_checkpoint(args, parts) if args.resume else None) or new
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
         self.start_step, self.start_time = self.step, time.time()
         torch.set_rng_state(saved["rng"])
@@ -341,6 +341,7 @@ class Run:
 
     def finish(self) -> int:
         """Returns the exit status: 0, or 128 + the signal that stopped training."""
+        self.bar.update(self.step - self.bar.n)
         self.bar.close()
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
