@@ -81,7 +81,7 @@ class Args:
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
     clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
-    critic_epochs: int = 10  # the critic's epochs per iteration; the authors' 5 underfit (results/README.md)
+    critic_epochs: int = 10  # the critic's epochs per iteration (the authors' code: 5, see results/README.md)
     critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5)
     tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; for q < 1 finite only while σ < σ_k / √(1 - q)
