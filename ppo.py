@@ -18,7 +18,8 @@ paper, KL-PPO, has a penalty instead (--objective kl-fixed, or kl-adaptive with 
     mean[ r A_k ] - beta mean[ KL(pi_k || pi_theta) ].
 
 KL-PPO differs from MDPO in three ways: minibatches, the schedule of beta, and the direction of the KL. With
---objective kl-annealed --kl-direction new-old, the whole batch as minibatch and m epochs it is mdpo_onpolicy.py.
+--objective kl-annealed --kl-direction new-old, the whole batch as --minibatch-size, m --update-epochs, MDPO's critic
+and learning rate (--critic-minibatch-size 128 --no-anneal-lr) it is mdpo_onpolicy.py to the bit.
 
 - Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
 - As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.
