@@ -49,7 +49,6 @@ done
 ours="env-id|seed|preset|total-timesteps|run-name|runs-dir|(no-)?resume|evaluate|wandb-mode|wandb-project"
 [[ ! " ${extra[*]//_/-} " =~ \ (--($ours))[=\ ] ]] || fail "EXTRA must not contain ${BASH_REMATCH[1]}."
 slug="${extra[*]}" slug=${slug#"${slug%%[!-]*}"} slug=${slug// --/_} slug=${slug//[^A-Za-z0-9._-]/-}
-((${#slug} <= 70)) || fail "EXTRA is too long for a run name (70 characters)."
 here=$(dirname "$0")
 python=$(command -v "$PYTHON") || fail "$PYTHON not found; set PYTHON or activate the virtual environment."
 python=$(realpath -s "$python") # a SLURM node may have another PATH
@@ -95,6 +94,7 @@ for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithm
       [[ $preset == loaded && $env =~ ^(Ant|Humanoid)- ]] && steps=3000000
       preset=${PRESET:-$preset} steps=${STEPS:-$steps}
       name=${env//[^A-Za-z0-9._-]/-}__${algo}__${preset}__${steps}__$seed${slug:+__$slug}
+      ((${#name} <= 128)) || fail "EXTRA is too long: W&B takes run names of 128 characters, not ${#name}."
       [[ $all == *" $name "* ]] && continue # listed twice
       all+="$name " total=$((total + 1))
       if finished "$name" "$steps"; then
