@@ -71,7 +71,7 @@ class Args:
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
     evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
     eval_episodes: int = 10  # episodes to play with --evaluate
-    capture_video: bool = False  # record the first episode of --evaluate in RUNS_DIR/RUN_NAME/videos
+    capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     learning_rate: float = 3e-4  # η, Adam's learning rate for all networks
@@ -98,12 +98,11 @@ class Args:
             raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25,000, --seed below 2**32")
         if max(self.tsallis_q or 1, self.entropy_q or 1) > 2:
             raise ValueError("--tsallis-q and --entropy-q must be at most 2")
-        if self.run_name == ".." or self.run_name != Path(self.run_name).name:
-            raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
+        if self.run_name == ".." or self.run_name != Path(self.run_name).name or len(self.run_name) > 128:
+            raise ValueError("--run-name must be one path component of at most 128 characters; see also --runs-dir")
+        self.evaluate |= self.capture_video
         if (self.resume or self.evaluate) and not self.run_name:
             raise ValueError("--resume and --evaluate need a --run-name")
-        if self.capture_video and not self.evaluate:
-            raise ValueError("--capture-video records an episode of --evaluate")
 
 
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
@@ -121,6 +120,28 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class Adam(nn.Module):
+    """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
+
+    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-8):
+        super().__init__()
+        self.params, self.eps = list(params), eps
+        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
+        self.requires_grad_(False)
+        self.register_buffer("count", torch.zeros(()))
+
+    @torch.no_grad()
+    def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
+        self.count += 1
+        correction = (1 - 0.999**self.count).sqrt()
+        scale = -(1 - 0.9**self.count) / (learning_rate * correction)
+        for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.001)
+            # p -= rate * mean / (sqrt(square) + eps), bias-corrected, in few operations
+            p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
+
+
 class Agent(nn.Module):
     def __init__(self, obs_dim: int, action_dim: int, hidden: int):
         super().__init__()
@@ -130,6 +151,8 @@ class Agent(nn.Module):
         for parameter in self.policy[-1].parameters():  # else pi_0 is nearly deterministic where observations are large
             parameter.data *= 0.01
         self.old_policy, self.target_v = copy.deepcopy(self.policy), copy.deepcopy(self.v)
+        self.policy_optimizer = Adam(self.policy.parameters())
+        self.critic_optimizer = Adam([*self.q1.parameters(), *self.q2.parameters(), *self.v.parameters()])
 
 
 def numpy_policy(policy: nn.Sequential) -> Callable[..., np.ndarray]:
@@ -142,28 +165,6 @@ def numpy_policy(policy: nn.Sequential) -> Callable[..., np.ndarray]:
         return np.tanh(mean + np.exp(log_std.clip(-20, 2)) * noise)
 
     return act
-
-
-class Adam(nn.Module):
-    """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
-
-    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-8):
-        super().__init__()
-        self.params, self.eps = list(params), eps
-        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
-        self.requires_grad_(False)
-        self.register_buffer("count", torch.zeros((), device=self.params[0].device))
-
-    @torch.no_grad()
-    def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
-        self.count += 1
-        correction = (1 - 0.999**self.count).sqrt()
-        scale = -(1 - 0.9**self.count) / (learning_rate * correction)
-        for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
-            mean.lerp_(gradient, 0.1)
-            square.lerp_(gradient * gradient, 0.001)
-            # p -= rate * mean / (sqrt(square) + eps), bias-corrected, in few operations
-            p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
 
 
 def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,9 +203,7 @@ def tsallis_loss(log_densities: Tensor, old_log_densities: Tensor, q: Tensor, ar
     return (inverse_t * log_pi - (inverse_t * old_bregman - entropy_coef * old_entropy) - q).mean()
 
 
-def update(
-    agent: Agent, policy_optimizer: Adam, critic_optimizer: Adam, batch: Tensor, noise: Tensor, args: Args
-) -> dict:
+def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, Tensor]:
     """One gradient step on the policy, both Q networks and V (Algorithm 2, lines 8 and 12)."""
     obs_dim, action_dim = agent.policy[0].in_features, noise.shape[-1]
     obs, action, next_obs, reward, terminated = batch.split([obs_dim, action_dim, obs_dim, 1, 1], -1)
@@ -223,10 +222,10 @@ def update(
     q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
     qf1_loss, qf2_loss = 0.5 * F.mse_loss(q1, q_target), 0.5 * F.mse_loss(q2, q_target)
     vf_loss = 0.5 * F.mse_loss(agent.v(obs), v_target)
-    actor_gradients = torch.autograd.grad(actor_loss, policy_optimizer.params)
-    critic_gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, critic_optimizer.params)
-    policy_optimizer.step(actor_gradients, args.learning_rate)
-    critic_optimizer.step(critic_gradients, args.learning_rate)
+    actor_gradients = torch.autograd.grad(actor_loss, agent.policy_optimizer.params)
+    critic_gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, agent.critic_optimizer.params)
+    agent.policy_optimizer.step(actor_gradients, args.learning_rate)
+    agent.critic_optimizer.step(critic_gradients, args.learning_rate)
     with torch.no_grad():
         for target, parameter in zip(agent.target_v.parameters(), agent.v.parameters(), strict=True):
             target.lerp_(parameter, args.tau)
@@ -276,17 +275,14 @@ def train(args: Args) -> int:
     torch.set_flush_denormal(True)  # Adam's means of dead units decay to denormals, which CPUs are slow with
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
-    policy_optimizer = Adam(agent.policy.parameters())
-    critic_optimizer = Adam([*agent.q1.parameters(), *agent.q2.parameters(), *agent.v.parameters()])
     learn = update
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
         learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
-    parts = dict(agent.named_children(), policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
-    run = Run(args, parts, total=args.total_timesteps)
+    run = Run(args, dict(agent.named_children()), total=args.total_timesteps)
     run.parts["replay"] = buffer  # flushed with every checkpoint
     act, metrics = numpy_policy(agent.policy), {}
     obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, run.step]).generate_state(1)[0]))
@@ -311,7 +307,7 @@ def train(args: Args) -> int:
             if updates % args.old_policy_interval == 0:
                 agent.old_policy.load_state_dict(agent.policy.state_dict())
             batch, noise = buffer.sample(step, args.batch_size), torch.randn(args.batch_size, action_dim)
-            metrics = learn(agent, policy_optimizer, critic_optimizer, batch.to(device), noise.to(device), args)
+            metrics = learn(agent, batch.to(device), noise.to(device), args)
             if device.type != "cpu":
                 act = numpy_policy(agent.policy)
         if step % 1000 == 0:
@@ -329,7 +325,6 @@ class Run:
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
-        self.start_step, self.start_time = self.step, time.time()
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
@@ -366,7 +361,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.start_step) / (time.time() - self.start_time)
+        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -385,8 +380,6 @@ class Run:
         return bool(self.stop)
 
     def finish(self) -> int:
-        """Returns the exit status: 0, or 128 + the signal that stopped training."""
-        self.bar.update(self.step - self.bar.n)
         self.bar.close()
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
@@ -412,17 +405,16 @@ def fail(message: str) -> NoReturn:
 
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
+    options = dict(render_mode="rgb_array") if video_folder else {}
     try:
-        options = dict(render_mode="rgb_array") if video_folder else {}
         env = gym.make(env_id, **options)
-        if video_folder and "envs.mujoco" in str(env.spec.entry_point):
-            env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
         if video_folder:
+            if "envs.mujoco" in str(env.spec.entry_point):
+                env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        hint = " (videos need: pip install '.[video]')" if video_folder else ""
-        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
+        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -475,8 +467,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
         args.bregman_stepsize = BREGMAN_STEPSIZE.get(args.env_id.split("/")[-1].split("-v")[0], 0.5)
     if args.tsallis_q is None:
         args.tsallis_q = TSALLIS_Q[args.preset].get(args.env_id.split("/")[-1].split("-v")[0], 1.5)
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
-    args.run_name = args.run_name or name
+    if not args.run_name:
+        args.run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
     return args
 
 
@@ -505,10 +497,6 @@ def main(argv: list[str] | None = None) -> int:
         return evaluate(args)
     make_env(args.env_id).close()  # a mistyped task leaves no folder behind
     folder = Path(args.runs_dir, args.run_name)
-    finished = folder / "finished"
-    if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
-        print(f"{folder} is finished: it has trained for {args.total_timesteps} steps")
-        return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock", timeout=1).acquire()

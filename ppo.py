@@ -35,7 +35,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -46,6 +46,7 @@ import torch
 import tyro
 import wandb
 from filelock import FileLock
+from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor, nn
 from torch.distributions import Normal
 from tqdm import tqdm
@@ -69,7 +70,7 @@ class Args:
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
     evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
     eval_episodes: int = 10  # episodes to play with --evaluate
-    capture_video: bool = False  # record the first episode of --evaluate in RUNS_DIR/RUN_NAME/videos
+    capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # environments, stepped one after another
@@ -86,9 +87,7 @@ class Args:
     critic_minibatch_size: int = 64  # the critic's minibatch
     objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = "clip"  # clipped ratio, or KL-PPO's β
     clip_coef: float = 0.2  # ε of --objective clip
-    kl_coef: float = (
-        1.0  # β of kl-fixed, first β of kl-adaptive; kl-annealed has kl_coef / t_k, t_k = 1 - k/K as in MDPO
-    )
+    kl_coef: float = 1.0  # β of kl-fixed, first β of kl-adaptive; kl-annealed divides it by t_k = 1 - k/K
     target_kl: float = 0.01  # mean KL per iteration that kl-adaptive aims at
     kl_direction: Literal["old-new", "new-old"] = "old-new"  # KL(π_k ‖ π_θ), or KL(π_θ ‖ π_k) as in MDPO
     update_epochs: int = 10  # the policy's passes over a batch
@@ -101,18 +100,16 @@ class Args:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
         if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
             raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
-        if self.run_name == ".." or self.run_name != Path(self.run_name).name:
-            raise ValueError("--run-name must be a single path component; --runs-dir chooses the folder")
+        if self.run_name == ".." or self.run_name != Path(self.run_name).name or len(self.run_name) > 128:
+            raise ValueError("--run-name must be one path component of at most 128 characters; see also --runs-dir")
+        self.evaluate |= self.capture_video
         if (self.resume or self.evaluate) and not self.run_name:
             raise ValueError("--resume and --evaluate need a --run-name")
-        if self.capture_video and not self.evaluate:
-            raise ValueError("--capture-video records an episode of --evaluate")
 
 
 MINIMAL = dict(gae_lambda=1.0, norm_obs=False, norm_reward=False, orthogonal_init=False, clip_value_loss=False)
 PRESETS = {"loaded-gae": {}, "loaded": dict(gae_lambda=1.0), "minimal": MINIMAL | dict(anneal_lr=False)}
 FIXED = ("env_id", "seed", "preset", "num_envs", "num_steps")  # --resume cannot change these
-POLICY_BATCH = ("obs", "actions", "means", "std", "log_probs", "advantages")
 
 
 def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> nn.Sequential:
@@ -124,51 +121,37 @@ def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> n
     return nn.Sequential(*layers)
 
 
-class RunningMoments(nn.Module):
-    """Mean and variance of all samples so far (Chan, Golub & LeVeque, 1979)."""
-
-    def __init__(self, *shape: int):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, batch: Tensor) -> None:
-        self.count += len(batch)
-        share, delta = len(batch) / self.count, batch.mean(0) - self.mean
-        self.var = (1 - share) * (self.var + share * delta**2) + share * batch.var(0, correction=0)
-        self.mean = self.mean + share * delta
-
-    def std(self) -> np.ndarray:
-        return (self.var + 1e-8).sqrt().cpu().numpy()
-
-
 class Policy(nn.Module):
-    """Gaussian with a state-independent std. It owns the observation statistics, so it evaluates as it was trained."""
+    """Gaussian with a state-independent std."""
 
-    def __init__(self, obs_dim: int, action_dim: int, args: Args):
+    def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
-        self.mean = mlp(obs_dim, action_dim, args.orthogonal_init, last_gain=0.01)
+        self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
-        self.obs_moments, self.norm_obs = RunningMoments(obs_dim), args.norm_obs
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
 
-    def numpy_functions(self) -> tuple[Callable, Callable]:
-        """Observation normalizer and mean action. For a few observations numpy is several times faster than torch."""
-        shift, scale = self.obs_moments.mean.cpu().numpy(), self.obs_moments.std()
+    def numpy_mean(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The mean action as a numpy function: for a few observations several times faster than torch."""
         w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
+        return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
-        def normalize(obs: np.ndarray) -> np.ndarray:
-            if self.norm_obs:
-                obs = ((obs - shift) / scale).clip(-10, 10)
-            return obs.astype(np.float32)
 
-        def mean_action(normalized_obs: np.ndarray) -> np.ndarray:
-            return np.tanh(np.tanh(normalized_obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
+class RunningMoments(RunningMeanStd):
+    """Gymnasium's mean and variance of all samples so far, with a state for the checkpoint."""
 
-        return normalize, mean_action
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
+
+
+def normalize(obs: np.ndarray, moments: RunningMoments, norm_obs: bool) -> np.ndarray:
+    if norm_obs:
+        obs = ((obs - moments.mean) / np.sqrt(moments.var + 1e-8)).clip(-10, 10)
+    return obs.astype(np.float32)
 
 
 def gaussian_kl(p: Normal, q: Normal) -> Tensor:
@@ -187,12 +170,6 @@ def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda
     return advantages
 
 
-def minibatches(batch: dict[str, Tensor], keys: tuple[str, ...], size: int) -> Iterable[tuple[Tensor, ...]]:
-    n = len(batch["obs"])
-    order = torch.randperm(n) if size < n else torch.arange(n)
-    return zip(*(batch[key][order].split(size) for key in keys), strict=True)
-
-
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
     error = (values - returns) ** 2
     if clip:
@@ -200,7 +177,8 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: bool) 
     return 0.5 * error.mean()
 
 
-def critic_backward(critic: nn.Module, obs: Tensor, old_values: Tensor, returns: Tensor, clip: bool) -> Tensor:
+def critic_backward(critic: nn.Module, batch: dict[str, Tensor], rows: Tensor, clip: bool) -> Tensor:
+    obs, old_values, returns = (batch[name][rows] for name in ("obs", "values", "returns"))
     loss = value_loss(critic(obs).squeeze(-1), old_values, returns, clip)
     loss.backward()
     return loss.detach()
@@ -220,15 +198,15 @@ def mean_kl(pi: Normal, pi_k: Normal, direction: str) -> Tensor:
     return (gaussian_kl(pi_k, pi) if direction == "old-new" else gaussian_kl(pi, pi_k)).mean()
 
 
-def policy_backward(policy: Policy, minibatch: tuple[Tensor, ...], kl_coef: Tensor, args: Args) -> Tensor:
+def policy_backward(policy: Policy, batch: dict[str, Tensor], rows: Tensor, kl_coef: Tensor, args: Args) -> Tensor:
     """Backpropagate the loss of a minibatch and return it."""
-    obs, actions, means, std, log_probs, advantages = minibatch
-    pi, pi_k = policy(obs), Normal(means, std, validate_args=False)
-    ratio = torch.exp(pi.log_prob(actions).sum(-1) - log_probs)
+    batch = {name: batch[name][rows] for name in ("obs", "actions", "means", "std", "log_probs", "advantages")}
+    pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
+    ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     if args.objective == "clip":
-        loss = clip_loss(ratio, advantages, args.clip_coef)
+        loss = clip_loss(ratio, batch["advantages"], args.clip_coef)
     else:
-        loss = kl_loss(ratio, advantages, mean_kl(pi, pi_k, args.kl_direction), kl_coef)
+        loss = kl_loss(ratio, batch["advantages"], mean_kl(pi, pi_k, args.kl_direction), kl_coef)
     loss.backward()
     return loss.detach()
 
@@ -241,8 +219,9 @@ def train(args: Args) -> int:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
     torch.manual_seed(args.seed)
-    policy = Policy(obs_dim, len(low), args).to(device)
-    critic, return_moments = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device), RunningMoments()
+    policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
+    critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
+    obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
     policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
     critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
@@ -252,7 +231,8 @@ def train(args: Args) -> int:
     parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     kl_coef = torch.tensor(args.kl_coef, device=device)
     parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # shares memory with it
-    run = Run(args, parts | dict(return_moments=return_moments), total=K * T * N)
+    parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
+    run = Run(args, parts, total=K * T * N)
 
     def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
         return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
@@ -265,10 +245,10 @@ def train(args: Args) -> int:
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
     for k in range(run.step // (T * N), K):
         # Roll out pi_k. Values and log-probabilities follow in one batch.
-        normalize, mean_action = policy.numpy_functions()
+        mean_action = policy.numpy_mean()
         noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
         for t in range(T):
-            observations[t], actions[t] = obs, mean_action(normalize(obs)) + noise[t]
+            observations[t], actions[t] = obs, mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
             for i, env in enumerate(envs):
                 action = actions[t, i].clip(low, high)
                 obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
@@ -283,13 +263,14 @@ def train(args: Args) -> int:
         # Advantages and returns of the batch, under pi_k and the old critic.
         scaled_rewards = rewards
         if args.norm_reward:
-            return_moments.update(torch.as_tensor(discounted_returns.ravel()))
-            scaled_rewards = np.clip(rewards / return_moments.std(), -10, 10)
+            return_moments.update(discounted_returns.ravel())
+            scaled_rewards = np.clip(rewards / np.sqrt(return_moments.var + 1e-8), -10, 10)
         with torch.no_grad():
-            batch = dict(obs=flat(normalize(observations)), actions=flat(actions))
+            obs_inputs, next_inputs = normalize(np.stack([observations, next_observations]), obs_moments, args.norm_obs)
+            batch = dict(obs=flat(obs_inputs), actions=flat(actions))
             pi_k = policy(batch["obs"])
             batch |= dict(means=pi_k.loc, std=pi_k.scale, log_probs=pi_k.log_prob(batch["actions"]).sum(-1))
-            both = torch.cat([batch["obs"], flat(normalize(next_observations))])
+            both = torch.cat([batch["obs"], flat(next_inputs)])
             values, next_values = critic(both).view(2, N, T).transpose(1, 2).cpu().double().numpy()
         advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         batch["advantages"] = flat((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
@@ -300,23 +281,25 @@ def train(args: Args) -> int:
         policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
         if args.objective != "kl-adaptive":
             kl_coef.fill_(args.kl_coef / (1 - k / K if args.objective == "kl-annealed" else 1))
+        whole = torch.arange(T * N, device=device)  # needs no shuffle
         for _ in range(args.update_epochs):
-            for minibatch in minibatches(batch, POLICY_BATCH, args.minibatch_size):
-                policy_loss = improve(policy, minibatch, kl_coef, args)
+            order = torch.randperm(T * N, device=device) if args.minibatch_size < T * N else whole
+            for rows in order.split(args.minibatch_size):
+                policy_loss = improve(policy, batch, rows, kl_coef, args)
                 nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                 policy_optimizer.step()
                 policy_optimizer.zero_grad()
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
-            for minibatch in minibatches(batch, ("obs", "values", "returns"), args.critic_minibatch_size):
-                v_loss = fit(critic, *minibatch, args.clip_value_loss)
+            for rows in torch.randperm(T * N, device=device).split(args.critic_minibatch_size):
+                v_loss = fit(critic, batch, rows, args.clip_value_loss)
                 critic_optimizer.step()
                 critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
-            policy.obs_moments.update(flat(observations))
+            obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": policy_loss, "charts/kl_coef": kl_coef.item()}
         if args.objective == "kl-adaptive":  # double or halve beta for the next iteration
             kl = mean_kl(pi, pi_k, args.kl_direction)
@@ -338,7 +321,6 @@ class Run:
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
         self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
-        self.start_step, self.start_time = self.step, time.time()
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
@@ -375,7 +357,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.start_step) / (time.time() - self.start_time)
+        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -394,8 +376,6 @@ class Run:
         return bool(self.stop)
 
     def finish(self) -> int:
-        """Returns the exit status: 0, or 128 + the signal that stopped training."""
-        self.bar.update(self.step - self.bar.n)
         self.bar.close()
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
@@ -421,17 +401,16 @@ def fail(message: str) -> NoReturn:
 
 
 def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
+    options = dict(render_mode="rgb_array") if video_folder else {}
     try:
-        options = dict(render_mode="rgb_array") if video_folder else {}
         env = gym.make(env_id, **options)
-        if video_folder and "envs.mujoco" in str(env.spec.entry_point):
-            env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
         if video_folder:
+            if "envs.mujoco" in str(env.spec.entry_point):
+                env = gym.make(env_id, camera_name="track", **options)  # the camera that follows the robot
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        hint = " (videos need: pip install '.[video]')" if video_folder else ""
-        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
+        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -478,8 +457,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps < args.num_steps * args.num_envs:
         fail(f"--total-timesteps must be at least one iteration, {args.num_steps * args.num_envs} steps")
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
-    args.run_name = args.run_name or name
+    if not args.run_name:
+        args.run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
     return args
 
 
@@ -488,13 +467,14 @@ def evaluate(args: Args) -> int:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     low, high, returns = env.action_space.low, env.action_space.high, []
-    policy = Policy(env.observation_space.shape[0], len(low), args)
-    load_checkpoint(args, dict(policy=policy))
-    normalize, mean_action = policy.numpy_functions()
+    policy, obs_moments = Policy(env.observation_space.shape[0], len(low), args.orthogonal_init), RunningMoments()
+    load_checkpoint(args, dict(policy=policy, obs_moments=obs_moments))
+    mean_action = policy.numpy_mean()
     for number in range(args.eval_episodes):
         obs, info = env.reset(seed=args.seed + number)
         while "episode" not in info:
-            obs, _, _, _, info = env.step(mean_action(normalize(obs)).clip(low, high))
+            action = mean_action(normalize(obs, obs_moments, args.norm_obs))
+            obs, _, _, _, info = env.step(action.clip(low, high))
         returns.append(info["episode"]["r"])
         print(f"episode {number + 1}: return {returns[-1]:.1f} in {info['episode']['l']} steps", flush=True)
     env.close()
@@ -509,10 +489,6 @@ def main(argv: list[str] | None = None) -> int:
         return evaluate(args)
     make_env(args.env_id).close()  # a mistyped task leaves no folder behind
     folder = Path(args.runs_dir, args.run_name)
-    finished = folder / "finished"
-    if args.resume and finished.exists() and finished.read_text() == f"{args.total_timesteps}\n":
-        print(f"{folder} is finished: it has trained for {args.total_timesteps} steps")
-        return 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock", timeout=1).acquire()

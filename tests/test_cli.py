@@ -239,12 +239,14 @@ def test_a_mistyped_task_leaves_no_folder_behind(script, error_of):
     assert not os.listdir()
 
 
-def test_a_run_name_that_is_too_long_for_the_file_system_gets_a_sentence(script, error_of):
-    assert "too long" in error_of(script, "--run-name", 300 * "a")
+def test_a_run_name_that_is_too_long_for_wandb_gets_a_sentence(script, error_of):
+    assert "128 characters" in error_of(script, "--run-name", 129 * "a")
+    assert script.Args(run_name=128 * "a")
 
 
-def test_capture_video_without_evaluate_gets_a_sentence(script, error_of):
-    assert "--evaluate" in error_of(script, *short(script), "--capture-video")
+def test_capture_video_evaluates(script, error_of):
+    assert script.Args(run_name="r", capture_video=True).evaluate
+    assert "need a --run-name" in error_of(script, "--capture-video")
 
 
 def test_a_run_is_not_started_over_another(script, copied_run, error_of):
@@ -376,7 +378,7 @@ def test_evaluate_reproduces_the_policy_with_its_saved_normalization(script, cop
     policy = checkpoint["policy"]
     for name in policy:
         if name.endswith("4.weight"):
-            policy[name] *= 20  # so that a policy this young acts at all
+            policy[name] *= 5  # so that a policy this young acts at all
     torch.save(checkpoint, path)
     before = contents(path.parent)
     flags = ["--evaluate", "--run-name", "r", "--eval-episodes", "3"]
@@ -390,7 +392,7 @@ def test_evaluate_reproduces_the_policy_with_its_saved_normalization(script, cop
         x = torch.as_tensor(obs, dtype=torch.float64)
         prefix = ""
         if script.__name__ in ON_POLICY:
-            mean, var = policy["obs_moments.mean"], policy["obs_moments.var"]
+            mean, var = checkpoint["obs_moments"]["mean"], checkpoint["obs_moments"]["var"]
             x, prefix = ((x - mean) / (var + 1e-8).sqrt()).clamp(-10, 10), "mean."
         squash = torch.tanh if script.__name__ in ON_POLICY else torch.relu
         for layer in (0, 2, 4):
@@ -415,7 +417,7 @@ def test_evaluate_depends_on_the_saved_normalization(on_policy, copied_run, caps
     checkpoint = torch.load(path)
     checkpoint["policy"]["mean.4.weight"] *= 20
     for factor in (1, 1, 100):
-        checkpoint["policy"]["obs_moments.var"] *= factor
+        checkpoint["obs_moments"]["var"] *= factor
         torch.save(checkpoint, path)
         on_policy.main(["--evaluate", "--run-name", "r", "--eval-episodes", "3"])
         printed.append(capsys.readouterr().out)
@@ -425,8 +427,8 @@ def test_evaluate_depends_on_the_saved_normalization(on_policy, copied_run, caps
 def test_a_checkpoint_reduced_to_args_and_policy_evaluates_and_does_not_resume(script, copied_run, capsys, error_of):
     path = copied_run(script.__name__) / "checkpoint.pt"
     checkpoint, printed = torch.load(path), []
-    for keys in (checkpoint, ("args", "policy")):
-        torch.save({key: checkpoint[key] for key in keys}, path)
+    for keys in (checkpoint, ("args", "policy", "obs_moments")):
+        torch.save({key: checkpoint[key] for key in keys if key in checkpoint}, path)
         assert script.main(["--evaluate", "--run-name", "r", "--eval-episodes", "2"]) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and printed[0].count("episode") == 3

@@ -18,7 +18,7 @@ OWN_BLOCKS = {
     "mdpo_onpolicy": {"tsallis_divergence", "mdpo_loss", "policy_backward"},
     "trpo": {"surrogate_and_kl", "flat_gradient", "fisher_vector_product", "conjugate_gradient", "line_search"}
     | {"natural_step", "from torch.nn.utils import parameters_to_vector, vector_to_parameters"},
-    "ppo": {"POLICY_BATCH", "clip_loss", "kl_loss", "mean_kl", "policy_backward"},
+    "ppo": {"clip_loss", "kl_loss", "mean_kl", "policy_backward"},
     "mdpo_offpolicy": {"BREGMAN_STEPSIZE", "mdpo_loss"},
     "mdpo_tsallis": {"BREGMAN_STEPSIZE", "TSALLIS_Q", "log_q", "log_q_density", "tsallis_loss"},
     "sac": {"sac_loss"},

@@ -107,16 +107,12 @@ def make_batch(obs_dim=OBS, action_dim=ACTIONS, size=BATCH):
     return torch.cat([obs, action, next_obs, reward, terminated], -1), noise
 
 
-def optimizers(script, agent, eps=1e-8):
-    critic = [*agent.q1.parameters(), *agent.q2.parameters(), *agent.v.parameters()]
-    return script.Adam(agent.policy.parameters(), eps).double(), script.Adam(critic, eps).double()
-
-
-class Gradients:
+class Gradients(nn.Module):
     """An optimizer that only keeps the gradients it is given."""
 
     def __init__(self, *networks):
-        self.params, self.networks = [p for net in networks for p in net.parameters()], networks
+        super().__init__()
+        self.params = [p for net in networks for p in net.parameters()]
 
     def step(self, gradients, learning_rate):
         self.gradients = dict(zip(map(id, self.params), gradients, strict=True))
@@ -128,7 +124,10 @@ class Gradients:
 def gradients_of_update(script, agent, batch, noise, args):
     """The losses of update() and the gradients it gives to the optimizers, which do not step."""
     policy, critic = Gradients(agent.policy), Gradients(agent.q1, agent.q2, agent.v)
-    losses = script.update(agent, policy, critic, batch, noise, args)
+    before = agent.policy_optimizer, agent.critic_optimizer
+    agent.policy_optimizer, agent.critic_optimizer = policy, critic
+    losses = script.update(agent, batch, noise, args)
+    agent.policy_optimizer, agent.critic_optimizer = before
     return losses, [policy.of(agent.policy), *(critic.of(net) for net in (agent.q1, agent.q2, agent.v))]
 
 
@@ -536,7 +535,7 @@ def test_adams_state_restored_from_a_checkpoint_continues_the_same_steps(script)
 def test_polyak_averaging_to_the_letter(script):
     agent, (batch, noise) = make_agent(script), make_batch()
     before, v = flat(agent.target_v.parameters()), flat(agent.v.parameters())
-    script.update(agent, *optimizers(script, agent), batch, noise, make_args(script, tau=0.05))
+    script.update(agent, batch, noise, make_args(script, tau=0.05))
     after = flat(agent.v.parameters())
     assert not torch.equal(v, after)
     assert_close(flat(agent.target_v.parameters()), 0.95 * before + 0.05 * after, rtol=1e-12, atol=1e-15)
@@ -544,15 +543,17 @@ def test_polyak_averaging_to_the_letter(script):
 
 def test_an_update_is_torchs_adam_on_the_gradients_and_leaves_the_old_policy(script):
     agent, (batch, noise), args = make_agent(script), make_batch(), make_args(script, learning_rate=1e-3)
-    networks, ours = (agent.policy, agent.q1, agent.q2, agent.v), optimizers(script, agent)
+    networks = agent.policy, agent.q1, agent.q2, agent.v
     old_policy = None if script is sac else flat(agent.old_policy.parameters())
     copies = [nn.Parameter(flat(net.parameters())) for net in networks]
     adam = torch.optim.Adam(copies, lr=1e-3)  # eps 1e-8, as in the authors' code
     for _ in range(20):
-        gradients = gradients_of_update(script, copy.deepcopy(agent), batch, noise, args)[1]
+        target_v = copy.deepcopy(agent.target_v)
+        gradients = gradients_of_update(script, agent, batch, noise, args)[1]
+        agent.target_v.load_state_dict(target_v.state_dict())  # it has moved, though the optimizers did not step
         for parameter, gradient in zip(copies, gradients, strict=True):
             parameter.grad = gradient
-        script.update(agent, *ours, batch, noise, args)
+        script.update(agent, batch, noise, args)
         adam.step()
     for net, expected in zip(networks, copies, strict=True):
         assert_close(flat(net.parameters()), expected.detach(), rtol=1e-6, atol=1e-8)
@@ -588,13 +589,11 @@ def test_tsallis_stays_finite_at_every_q_in_17_dimensions_and_far_from_density_1
         net[-1].bias.data[:17] += sign * outputs[0]
         net[-1].bias.data[17:] += outputs[1]
     batch, noise = (x.float() for x in make_batch(20, 17))
-    policy_optimizer, critic_optimizer = (optimizer.float() for optimizer in optimizers(tsallis, agent))
     args = make_args(tsallis, tsallis_q=q, entropy_q=q, log_q=kind)
     for _ in range(3):
-        losses = tsallis.update(agent, policy_optimizer, critic_optimizer, batch, noise, args)
+        losses = tsallis.update(agent, batch, noise, args)
         assert all(loss.isfinite() for loss in losses.values()), losses
-    for part in (agent, policy_optimizer, critic_optimizer):
-        assert all(tensor.isfinite().all() for tensor in part.state_dict().values())
+    assert all(tensor.isfinite().all() for tensor in agent.state_dict().values())  # Adam's moments too
 
 
 def test_sac_agrees_with_stable_baselines3_where_the_two_coincide():
@@ -682,11 +681,11 @@ def test_a_compiled_run_agrees_with_an_eager_one(in_process):
 def watch_updates(script, monkeypatch):
     events, update = [], script.update
 
-    def watched(agent, policy_optimizer, critic_optimizer, batch, noise, args):
+    def watched(agent, batch, noise, args):
         old = None if script is sac else flat(agent.old_policy.parameters())
         before = {name: flat(getattr(agent, name).parameters()) for name in NETWORKS}
         events.append((before, old, batch.clone(), noise.clone(), len(Bounds.made[-1].transitions)))
-        return update(agent, policy_optimizer, critic_optimizer, batch, noise, args)
+        return update(agent, batch, noise, args)
 
     monkeypatch.setattr(script, "update", watched)
     return events

@@ -360,13 +360,14 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(script, in_p
     assert in_process(script, *flags, "--resume").status == 0 and load()["step"] == 256
 
 
-def test_resuming_a_finished_run_trains_and_changes_nothing(script, in_process, copied_run, capsys):
+def test_resuming_a_finished_run_changes_neither_the_learner_nor_the_log(script, in_process, copied_run, capsys):
     run = copied_run(script.__name__)
-    before = contents(run)
-    again = in_process(script, *short(script), "--resume")
-    assert again.status == 0 and not again.points
-    assert contents(run) == before
-    assert "runs/r is finished" in capsys.readouterr().out
+    files, points = contents(run), history(run)
+    assert in_process(script, *short(script), "--resume").status == 0
+    assert "finished: " in capsys.readouterr().out
+    assert timeless(history(run)) == timeless(points) and len(points) > 3
+    after = contents(run)
+    assert all(after[name] == files[name] for name in files if name.startswith(("checkpoint", "replay", "finished")))
 
 
 def test_a_run_killed_after_its_last_checkpoint_is_marked_finished_by_a_resume(script, in_process, copied_run):

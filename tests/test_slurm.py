@@ -155,11 +155,11 @@ def test_arrays_resume_from_their_checkpoints_after_preemption_and_the_time_limi
             assert finished.read_text() == f"{steps}\n"
             log = (tmp_path / "runs" / f"{finished.parent.name}.log").read_text()
             stops = re.findall(r"stopped at step (\d+)", log)
-            # A run that finished just before it was preempted only says so when it starts again.
-            restarts = int(job["Restarts"]) - log.count(" is finished: ")
-            # Each start continues where the one before it stopped, and has its own W&B segment.
-            assert len(stops) == restarts and re.findall(rf" (\d+)/{steps} \[00:00<\?", log) == ["0", *stops]
-            assert len(list(finished.parent.glob("wandb/offline-run-*"))) == restarts + 1
+            # Each start continues where the one before it stopped, and has its own W&B segment. A run that finished
+            # just before it was preempted starts once more, at its end.
+            starts = re.findall(rf" (\d+)/{steps} \[00:00<\?", log)
+            assert starts[: len(stops) + 1] == ["0", *stops] and {*starts[len(stops) + 1 :]} <= {str(steps)}
+            assert len(list(finished.parent.glob("wandb/offline-run-*"))) == int(job["Restarts"]) + 1 >= len(starts)
             if stops:
                 assert int(stops[-1]) < history(finished.parent)[-1]["global_step"] <= steps
     for grid in (low, high):

@@ -49,7 +49,7 @@ def export(run: Path) -> str:
     args = checkpoint["args"]
     name = f"{args['env_id']}__{args['exp_name']}__{args['preset']}"
     (AGENTS / name).mkdir(parents=True, exist_ok=True)
-    kept = {key: checkpoint[key] for key in ("args", "policy", "step")}
+    kept = {key: checkpoint[key] for key in ("args", "policy", "obs_moments", "step") if key in checkpoint}
     torch.save(kept, AGENTS / name / "checkpoint.pt")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

@@ -28,14 +28,15 @@ def play(name: str) -> list[np.ndarray]:
     script = import_module(name.split("__")[1])
     args = script.parse_args(["--evaluate", "--runs-dir", str(ROOT / "results/agents"), "--run-name", name])
     env = gym.make(args.env_id, render_mode="rgb_array", camera_name="track", width=SIZE, height=SIZE)
-    policy = script.Policy(env.observation_space.shape[0], env.action_space.shape[0], args)
-    script.load_checkpoint(args, dict(policy=policy))
-    normalize, mean_action = policy.numpy_functions()
     low, high = env.action_space.low, env.action_space.high
+    policy, moments = script.Policy(env.observation_space.shape[0], len(low), True), script.RunningMoments()
+    script.load_checkpoint(args, dict(policy=policy, obs_moments=moments))
+    mean_action = policy.numpy_mean()
     obs, _ = env.reset(seed=0)
     frames, time = [], 0.0
     while len(frames) < SKIP + FRAMES:
-        obs, _, terminated, truncated, _ = env.step(mean_action(normalize(obs)).clip(low, high))
+        action = mean_action(script.normalize(obs, moments, args.norm_obs)).clip(low, high)
+        obs, _, terminated, truncated, _ = env.step(action)
         time += env.unwrapped.dt
         while time * RATE > len(frames):
             frames.append(env.render())
