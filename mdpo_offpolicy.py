@@ -24,8 +24,8 @@ At 1 / t_k = lambda the old policy cancels: that is SAC (Eq. 14). `diff sac.py m
   --old-policy-interval m is Algorithm 2, except that each step draws its own batch and updates the critics too.
 - Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters.
 - From the authors' code: Q1 in the policy loss. Not from it: acting with the mean, a penalty on mean and log std.
-- Actions and densities are those of tanh in [-1, 1], whatever the task's bounds, so lambda means the same everywhere.
-- Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
+- The policy acts in [-1, 1] and the environment rescales to the task's bounds, so lambda means the same everywhere.
+- Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -114,10 +114,10 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
 
-    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-8):
+    def __init__(self, params: Iterable[nn.Parameter]):
         super().__init__()
-        self.params, self.eps = list(params), eps
-        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
+        self.params = list(params)  # a list, so that they are not saved twice
+        self.mean, self.square = (nn.ParameterList(map(torch.zeros_like, self.params)) for _ in range(2))
         self.requires_grad_(False)
         self.register_buffer("count", torch.zeros(()))
 
@@ -129,8 +129,8 @@ class Adam(nn.Module):
         for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
             mean.lerp_(gradient, 0.1)
             square.lerp_(gradient * gradient, 0.001)
-            # p -= rate * mean / (sqrt(square) + eps), bias-corrected, in few operations
-            p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
+            # p -= learning_rate * mean / (sqrt(square) + 1e-8), bias-corrected, in few operations
+            p.addcdiv_(mean, torch.addcmul(1e-8 * correction * scale, square.sqrt(), scale))
 
 
 class Agent(nn.Module):
@@ -204,37 +204,6 @@ def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, 
     return {f"losses/{name}": value.detach() for name, value in metrics.items()}
 
 
-class ReplayBuffer:
-    """The last `size` transitions, in a memory-mapped file beside the checkpoint.
-
-    Checkpoints are at most HEADROOM steps apart and the file has HEADROOM extra rows, so that a killed run has not yet
-    overwritten any row that its last checkpoint can sample: it resumes with exactly the buffer it had."""
-
-    def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
-        shape = (size + HEADROOM, width)
-        if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
-            fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
-        self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
-        self.array = np.asarray(self.file)
-        self.rows = torch.from_numpy(self.array)
-        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # less what it has already
-        if growth > shutil.disk_usage(path.parent).free:
-            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
-
-    def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
-        return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
-
-    def sample(self, step: int, batch_size: int) -> Tensor:
-        """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
-        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
-        return self.rows[(step - age) % len(self.rows)]
-
-    def state_dict(self) -> dict:
-        """The rows are in the file already; this only flushes it."""
-        self.file.flush()
-        return {}
-
-
 def train(args: Args) -> int:
     """Returns the exit status: 0, or 128 + the signal that stopped training."""
     env = make_env(args.env_id)
@@ -263,7 +232,7 @@ def train(args: Args) -> int:
             action = act(obs, torch.randn(action_dim).numpy())
         next_obs, reward, terminated, _, info = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
-        if not np.isfinite(row).all():
+        if not np.isfinite(row).all():  # rare: the slower check names the culprit
             check_finite(step, actions=action, observations=next_obs, rewards=reward, transition=row)
         obs = next_obs
         if "episode" in info:
@@ -286,9 +255,35 @@ def train(args: Args) -> int:
     return run.finish()
 
 
-class Run:
-    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+class ReplayBuffer:
+    """The last `size` transitions, in a memory-mapped file. Checkpoints are at most HEADROOM steps apart and it has
+    HEADROOM more rows: a killed run has overwritten nothing that its checkpoint can sample, and resumes exactly."""
 
+    def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
+        shape = (size + HEADROOM, width)
+        if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
+            fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
+        self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
+        self.array = np.asarray(self.file)
+        self.rows = torch.from_numpy(self.array)
+        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # minus what is on disk
+        if growth > shutil.disk_usage(path.parent).free:
+            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
+
+    def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
+        return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
+
+    def sample(self, step: int, batch_size: int) -> Tensor:
+        """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
+        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
+        return self.rows[(step - age) % len(self.rows)]
+
+    def state_dict(self) -> dict:  # the rows are in the file already
+        self.file.flush()
+        return {}
+
+
+class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
@@ -306,13 +301,14 @@ class Run:
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
         for step, metrics in saved["points"]:
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
-        self.stop.append(number)  # stop at a checkpoint
+        self.stop.append(number)  # the loop saves and stops
         signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -330,7 +326,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -383,7 +379,8 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -477,7 +474,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
         fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
+        print(f"\nerror: {error}. The last checkpoint in {folder}, if any, is kept", file=sys.stderr)
         return 1
 
 

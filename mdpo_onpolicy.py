@@ -16,12 +16,12 @@ pi_k instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s),
 
     mean[ r A_k ] - (1 / t_k) mean[ KL(pi_theta || pi_k) ],        t_k = 1 - k / K,  k = 0, ..., K - 1.
 
-- The KL is in closed form and is KL(new || old); TRPO and KL-PPO use KL(old || new).
+- The KL is KL(new || old), in closed form; TRPO and KL-PPO use KL(old || new).
 - At theta_k the KL has no gradient, so m = 1 is the vanilla policy gradient.
 - Each of the m steps uses the whole batch; only the critic is trained on minibatches.
-- --tsallis-q replaces the KL by a Tsallis divergence, in closed form for Gaussians. The paper leaves this open.
+- --tsallis-q replaces the KL by a Tsallis divergence, in closed form for Gaussians. The paper has it off-policy only.
 - From the authors' code: advantages standardized over the batch, the policy's gradient norm clipped at 0.5, and a
-  constant Adam rate, where the paper's table anneals it.
+  constant learning rate (the paper's table anneals it).
 - Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
 
 `diff ppo.py mdpo_onpolicy.py` and `diff trpo.py mdpo_onpolicy.py` show how the algorithms differ.
@@ -118,12 +118,10 @@ def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> n
 
 
 class Policy(nn.Module):
-    """Gaussian with a state-independent std."""
-
     def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
         self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.zeros(action_dim))  # the same in all states
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
@@ -134,17 +132,7 @@ class Policy(nn.Module):
         return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
 
-class RunningMoments(RunningMeanStd):
-    """Gymnasium's mean and variance of all samples so far, with a state for the checkpoint."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
-
-
-def normalize(obs: np.ndarray, moments: RunningMoments, norm_obs: bool) -> np.ndarray:
+def normalize(obs: np.ndarray, moments: RunningMeanStd, norm_obs: bool) -> np.ndarray:
     if norm_obs:
         obs = ((obs - moments.mean) / np.sqrt(moments.var + 1e-8)).clip(-10, 10)
     return obs.astype(np.float32)
@@ -186,7 +174,7 @@ def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
     if q == 1:
         return gaussian_kl(pi, pi_k)
     ratio, z = pi.scale / pi_k.scale, (pi.loc - pi_k.loc) / pi_k.scale
-    d = 1 + (q - 1) * ratio**2  # positive where the divergence exists, so always for q >= 1
+    d = 1 + (q - 1) * ratio**2  # positive where the divergence exists, so always for q >= 1; log1p below is log(d / q)
     log_r1 = (1 - q) * torch.log(ratio).sum(-1)
     log_r2 = -0.5 * (torch.log1p((q - 1) * (ratio**2 - 1) / q) + (q - 1) * z**2 / d).sum(-1)
     return (torch.expm1(log_r1) - q * torch.expm1(log_r2)) / (q - 1)
@@ -198,7 +186,7 @@ def mdpo_loss(ratio: Tensor, advantages: Tensor, divergence: Tensor, inverse_t: 
 
 
 def policy_backward(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor, tsallis_q: float) -> Tensor:
-    """Backpropagate the loss of one of the m steps of Algorithm 1, line 11, on the whole batch, and return it."""
+    """Backpropagate the loss of one gradient step (Algorithm 1, line 11) and return it."""
     pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
@@ -227,8 +215,10 @@ def train(args: Args) -> int:
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
-        return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
+    def flat(
+        array: np.ndarray,
+    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+        return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
@@ -237,11 +227,12 @@ def train(args: Args) -> int:
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
     for k in range(run.step // (T * N), K):
-        # Roll out pi_k. Values and log-probabilities follow in one batch.
+        # Roll out pi_k. Values and log-probabilities are computed afterwards, in one batch.
         mean_action = policy.numpy_mean()
         noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
         for t in range(T):
-            observations[t], actions[t] = obs, mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
+            observations[t] = obs
+            actions[t] = mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
             for i, env in enumerate(envs):
                 action = actions[t, i].clip(low, high)
                 obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
@@ -272,7 +263,7 @@ def train(args: Args) -> int:
         # Policy improvement: m steps from theta_k, each on the whole batch.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
         policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
-        inverse_t = torch.tensor(1 / (1 - k / K), device=device)
+        inverse_t = torch.tensor(1 / (1 - k / K), device=device)  # a float would be compiled anew in each iteration
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
             nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
@@ -283,13 +274,13 @@ def train(args: Args) -> int:
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
-            for rows in torch.randperm(T * N, device=device).split(args.critic_minibatch_size):
+            for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
                 critic_optimizer.step()
                 critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
-        if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
+        if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": policy_loss, "charts/t_k": 1 - k / K}
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
@@ -301,9 +292,15 @@ def train(args: Args) -> int:
     return run.finish()
 
 
-class Run:
-    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+class RunningMoments(RunningMeanStd):  # Gymnasium's mean and variance of all samples, with a state for the checkpoint
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
 
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
+
+
+class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
@@ -321,13 +318,14 @@ class Run:
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
         for step, metrics in saved["points"]:
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
-        self.stop.append(number)  # stop at a checkpoint
+        self.stop.append(number)  # the loop saves and stops
         signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -345,7 +343,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -398,7 +396,8 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -490,7 +489,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
         fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
+        print(f"\nerror: {error}. The last checkpoint in {folder}, if any, is kept", file=sys.stderr)
         return 1
 
 

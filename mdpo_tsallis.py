@@ -11,10 +11,10 @@ Mirror descent (Eq. 1) works with any strongly convex potential. The negative Ts
     psi(pi) = sum_a pi(a) log_q pi(a),     log_q x = (x^(q - 1) - 1) / (q - 1),  log x at q = 1     (Eqs. 17 and 19).
 
 Its Bregman divergence is, up to a term without pi, the mean over a ~ pi of log_q pi - q log_q pi_k (Eqs. 18 and 20):
-the KL at q = 1, the squared distance, with its sparse projections, at q = 2. In place of the KL of mdpo_offpolicy.py
-it gives the loss log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21). In a soft MDP the reward includes lambda times the
-Tsallis entropy, possibly with another q. Linearized at pi_k and multiplied by 1 / t_k, with q_B of the divergence
-(--tsallis-q) and q_M of the MDP (--entropy-q), the loss is
+the KL at q = 1, the squared distance, with its sparse projections, at q = 2. In place of mdpo_offpolicy.py's KL, this
+gives the loss log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21). In a soft MDP the reward includes lambda times the
+Tsallis entropy, possibly with another q. Linearized at pi_k and multiplied by 1 / t_k, where q_B is the divergence's q
+(--tsallis-q) and q_M the soft MDP's (--entropy-q), the loss is
 
     mean[ (1 / t_k) (log_{q_B} pi_theta(a) - q_B log_{q_B} pi_k(a)) + lambda q_M log_{q_M} pi_k(a) - Q(s, a) ],
 
@@ -25,7 +25,7 @@ what Tsallis adds; mdpo_offpolicy.py documents the rest.
 - The paper's density is the joint one (--log-q joint). The authors' code sums log_q over dimensions, with a floor under
   the densities (--log-q per-dimension, without the floor). They agree only at q = 1 or in one dimension.
 - Where pi^(q - 1) exceeds exp(30), log_q continues as a logarithm: finite, with a gradient that does not vanish.
-- Beyond the paper: time limits bootstrap, and the policy's last layer starts small: pi_0 is nearly uniform.
+- Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -123,10 +123,10 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 class Adam(nn.Module):
     """Adam (Kingma & Ba, 2015). torch.compile fuses it with the loss, unlike torch.optim: updates are twice as fast."""
 
-    def __init__(self, params: Iterable[nn.Parameter], eps: float = 1e-8):
+    def __init__(self, params: Iterable[nn.Parameter]):
         super().__init__()
-        self.params, self.eps = list(params), eps
-        self.mean, self.square = (nn.ParameterList(p.detach() * 0 for p in self.params) for _ in range(2))
+        self.params = list(params)  # a list, so that they are not saved twice
+        self.mean, self.square = (nn.ParameterList(map(torch.zeros_like, self.params)) for _ in range(2))
         self.requires_grad_(False)
         self.register_buffer("count", torch.zeros(()))
 
@@ -138,8 +138,8 @@ class Adam(nn.Module):
         for p, gradient, mean, square in zip(self.params, gradients, self.mean, self.square, strict=True):
             mean.lerp_(gradient, 0.1)
             square.lerp_(gradient * gradient, 0.001)
-            # p -= rate * mean / (sqrt(square) + eps), bias-corrected, in few operations
-            p.addcdiv_(mean, torch.addcmul(self.eps * correction * scale, square.sqrt(), scale))
+            # p -= learning_rate * mean / (sqrt(square) + 1e-8), bias-corrected, in few operations
+            p.addcdiv_(mean, torch.addcmul(1e-8 * correction * scale, square.sqrt(), scale))
 
 
 class Agent(nn.Module):
@@ -209,14 +209,14 @@ def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, 
     obs, action, next_obs, reward, terminated = batch.split([obs_dim, action_dim, obs_dim, 1, 1], -1)
     mean, log_std = mean_and_log_std(agent.policy(obs))
     u = mean + torch.exp(log_std) * noise
-    log_prob = log_density(noise, log_std, u)
+    log_densities = log_density(noise, log_std, u)
     old_mean, old_log_std = mean_and_log_std(agent.old_policy(obs))
-    old_log_prob = log_density((u - old_mean) * torch.exp(-old_log_std), old_log_std, u)
+    old_log_densities = log_density((u - old_mean) * torch.exp(-old_log_std), old_log_std, u)
     policy_input = torch.cat([obs, torch.tanh(u)], -1)
     q1_policy = agent.q1(policy_input)
-    actor_loss = tsallis_loss(log_prob, old_log_prob, q1_policy, args)
+    actor_loss = tsallis_loss(log_densities, old_log_densities, q1_policy, args)
     with torch.no_grad():
-        entropy = -log_q_density(log_prob, args.entropy_q or args.tsallis_q, args.log_q)
+        entropy = -log_q_density(log_densities, args.entropy_q or args.tsallis_q, args.log_q)
         v_target = torch.minimum(q1_policy, agent.q2(policy_input)) + args.entropy_coef * entropy
         q_target = reward + args.gamma * (1 - terminated) * agent.target_v(next_obs)
     q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
@@ -230,40 +230,9 @@ def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, 
         for target, parameter in zip(agent.target_v.parameters(), agent.v.parameters(), strict=True):
             target.lerp_(parameter, args.tau)
     metrics = dict(actor_loss=actor_loss, qf1_loss=qf1_loss, qf2_loss=qf2_loss, vf_loss=vf_loss, qf1_values=q1.mean())
-    log_prob, old_log_prob = log_prob.sum(-1), old_log_prob.sum(-1)
+    log_prob, old_log_prob = log_densities.sum(-1), old_log_densities.sum(-1)
     metrics |= dict(entropy=-log_prob.mean(), kl_to_old=(log_prob - old_log_prob).mean())
     return {f"losses/{name}": value.detach() for name, value in metrics.items()}
-
-
-class ReplayBuffer:
-    """The last `size` transitions, in a memory-mapped file beside the checkpoint.
-
-    Checkpoints are at most HEADROOM steps apart and the file has HEADROOM extra rows, so that a killed run has not yet
-    overwritten any row that its last checkpoint can sample: it resumes with exactly the buffer it had."""
-
-    def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
-        shape = (size + HEADROOM, width)
-        if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
-            fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
-        self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
-        self.array = np.asarray(self.file)
-        self.rows = torch.from_numpy(self.array)
-        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # less what it has already
-        if growth > shutil.disk_usage(path.parent).free:
-            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
-
-    def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
-        return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
-
-    def sample(self, step: int, batch_size: int) -> Tensor:
-        """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
-        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
-        return self.rows[(step - age) % len(self.rows)]
-
-    def state_dict(self) -> dict:
-        """The rows are in the file already; this only flushes it."""
-        self.file.flush()
-        return {}
 
 
 def train(args: Args) -> int:
@@ -294,7 +263,7 @@ def train(args: Args) -> int:
             action = act(obs, torch.randn(action_dim).numpy())
         next_obs, reward, terminated, _, info = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
-        if not np.isfinite(row).all():
+        if not np.isfinite(row).all():  # rare: the slower check names the culprit
             check_finite(step, actions=action, observations=next_obs, rewards=reward, transition=row)
         obs = next_obs
         if "episode" in info:
@@ -317,9 +286,35 @@ def train(args: Args) -> int:
     return run.finish()
 
 
-class Run:
-    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+class ReplayBuffer:
+    """The last `size` transitions, in a memory-mapped file. Checkpoints are at most HEADROOM steps apart and it has
+    HEADROOM more rows: a killed run has overwritten nothing that its checkpoint can sample, and resumes exactly."""
 
+    def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
+        shape = (size + HEADROOM, width)
+        if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
+            fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
+        self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
+        self.array = np.asarray(self.file)
+        self.rows = torch.from_numpy(self.array)
+        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # minus what is on disk
+        if growth > shutil.disk_usage(path.parent).free:
+            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
+
+    def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
+        return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
+
+    def sample(self, step: int, batch_size: int) -> Tensor:
+        """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
+        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
+        return self.rows[(step - age) % len(self.rows)]
+
+    def state_dict(self) -> dict:  # the rows are in the file already
+        self.file.flush()
+        return {}
+
+
+class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
@@ -337,13 +332,14 @@ class Run:
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
         for step, metrics in saved["points"]:
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
-        self.stop.append(number)  # stop at a checkpoint
+        self.stop.append(number)  # the loop saves and stops
         signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -361,7 +357,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -414,7 +410,8 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -510,7 +507,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
         fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
+        print(f"\nerror: {error}. The last checkpoint in {folder}, if any, is kept", file=sys.stderr)
         return 1
 
 

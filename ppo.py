@@ -85,13 +85,15 @@ class Args:
     clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
     critic_epochs: int = 10  # the critic's epochs per iteration
     critic_minibatch_size: int = 64  # the critic's minibatch
-    objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = "clip"  # clipped ratio, or KL-PPO's β
+    objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = (
+        "clip"  # clipped ratio, or a KL penalty with this β
+    )
     clip_coef: float = 0.2  # ε of --objective clip
     kl_coef: float = 1.0  # β of kl-fixed, first β of kl-adaptive; kl-annealed divides it by t_k = 1 - k/K
     target_kl: float = 0.01  # mean KL per iteration that kl-adaptive aims at
     kl_direction: Literal["old-new", "new-old"] = "old-new"  # KL(π_k ‖ π_θ), or KL(π_θ ‖ π_k) as in MDPO
     update_epochs: int = 10  # the policy's passes over a batch
-    minibatch_size: int = 64  # the policy's minibatch; the whole batch is not shuffled
+    minibatch_size: int = 64  # the policy's minibatch; no shuffle if it is the whole batch
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, value in vars(self).items():
@@ -122,12 +124,10 @@ def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> n
 
 
 class Policy(nn.Module):
-    """Gaussian with a state-independent std."""
-
     def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
         self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.zeros(action_dim))  # the same in all states
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
@@ -138,17 +138,7 @@ class Policy(nn.Module):
         return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
 
-class RunningMoments(RunningMeanStd):
-    """Gymnasium's mean and variance of all samples so far, with a state for the checkpoint."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
-
-
-def normalize(obs: np.ndarray, moments: RunningMoments, norm_obs: bool) -> np.ndarray:
+def normalize(obs: np.ndarray, moments: RunningMeanStd, norm_obs: bool) -> np.ndarray:
     if norm_obs:
         obs = ((obs - moments.mean) / np.sqrt(moments.var + 1e-8)).clip(-10, 10)
     return obs.astype(np.float32)
@@ -194,8 +184,8 @@ def kl_loss(ratio: Tensor, advantages: Tensor, kl: Tensor, kl_coef: Tensor) -> T
     return -(ratio * advantages).mean() + kl_coef * kl.mean()
 
 
-def mean_kl(pi: Normal, pi_k: Normal, direction: str) -> Tensor:
-    return (gaussian_kl(pi_k, pi) if direction == "old-new" else gaussian_kl(pi, pi_k)).mean()
+def penalty_kl(pi: Normal, pi_k: Normal, direction: str) -> Tensor:
+    return gaussian_kl(pi_k, pi) if direction == "old-new" else gaussian_kl(pi, pi_k)
 
 
 def policy_backward(policy: Policy, batch: dict[str, Tensor], rows: Tensor, kl_coef: Tensor, args: Args) -> Tensor:
@@ -206,7 +196,7 @@ def policy_backward(policy: Policy, batch: dict[str, Tensor], rows: Tensor, kl_c
     if args.objective == "clip":
         loss = clip_loss(ratio, batch["advantages"], args.clip_coef)
     else:
-        loss = kl_loss(ratio, batch["advantages"], mean_kl(pi, pi_k, args.kl_direction), kl_coef)
+        loss = kl_loss(ratio, batch["advantages"], penalty_kl(pi, pi_k, args.kl_direction), kl_coef)
     loss.backward()
     return loss.detach()
 
@@ -230,12 +220,14 @@ def train(args: Args) -> int:
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
     parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     kl_coef = torch.tensor(args.kl_coef, device=device)
-    parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # shares memory with it
+    parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # for the checkpoint, in the same memory
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
-        return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
+    def flat(
+        array: np.ndarray,
+    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+        return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
@@ -244,11 +236,12 @@ def train(args: Args) -> int:
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
     for k in range(run.step // (T * N), K):
-        # Roll out pi_k. Values and log-probabilities follow in one batch.
+        # Roll out pi_k. Values and log-probabilities are computed afterwards, in one batch.
         mean_action = policy.numpy_mean()
         noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
         for t in range(T):
-            observations[t], actions[t] = obs, mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
+            observations[t] = obs
+            actions[t] = mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
             for i, env in enumerate(envs):
                 action = actions[t, i].clip(low, high)
                 obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
@@ -281,10 +274,9 @@ def train(args: Args) -> int:
         policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
         if args.objective != "kl-adaptive":
             kl_coef.fill_(args.kl_coef / (1 - k / K if args.objective == "kl-annealed" else 1))
-        whole = torch.arange(T * N, device=device)  # needs no shuffle
         for _ in range(args.update_epochs):
-            order = torch.randperm(T * N, device=device) if args.minibatch_size < T * N else whole
-            for rows in order.split(args.minibatch_size):
+            order = torch.randperm(T * N) if args.minibatch_size < T * N else torch.arange(T * N)
+            for rows in order.to(device).split(args.minibatch_size):
                 policy_loss = improve(policy, batch, rows, kl_coef, args)
                 nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                 policy_optimizer.step()
@@ -292,17 +284,17 @@ def train(args: Args) -> int:
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
-            for rows in torch.randperm(T * N, device=device).split(args.critic_minibatch_size):
+            for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
                 critic_optimizer.step()
                 critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
-        if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
+        if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": policy_loss, "charts/kl_coef": kl_coef.item()}
         if args.objective == "kl-adaptive":  # double or halve beta for the next iteration
-            kl = mean_kl(pi, pi_k, args.kl_direction)
+            kl = penalty_kl(pi, pi_k, args.kl_direction).mean()
             kl_coef.mul_(2.0 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1.0)
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
         metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
@@ -313,9 +305,15 @@ def train(args: Args) -> int:
     return run.finish()
 
 
-class Run:
-    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+class RunningMoments(RunningMeanStd):  # Gymnasium's mean and variance of all samples, with a state for the checkpoint
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
 
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
+
+
+class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
@@ -333,13 +331,14 @@ class Run:
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
         for step, metrics in saved["points"]:
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
-        self.stop.append(number)  # stop at a checkpoint
+        self.stop.append(number)  # the loop saves and stops
         signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -357,7 +356,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -410,7 +409,8 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -502,7 +502,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
         fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
+        print(f"\nerror: {error}. The last checkpoint in {folder}, if any, is kept", file=sys.stderr)
         return 1
 
 

@@ -6,8 +6,8 @@
 
     python trpo.py --env-id Hopper-v4
 
-TRPO and MDPO maximize the same linearization of the return. MDPO subtracts a KL, TRPO constrains one with the old
-policy first (the MDPO paper's Eq. 8). With the ratio r = pi_theta(a|s) / pi_k(a|s):
+TRPO and MDPO maximize the same linearization of the return. MDPO subtracts KL(new || old), TRPO constrains
+KL(old || new) (the MDPO paper's Eq. 8). With the ratio r = pi_theta(a|s) / pi_k(a|s):
 
     maximize  L(theta) = mean[ r A_k ]   subject to   mean[ KL(pi_k || pi_theta) ] <= delta.
 
@@ -17,8 +17,8 @@ information matrix. The solution is the natural gradient scaled to the bound:
     d = sqrt(2 delta / x' F x) x,        F x = g.
 
 Conjugate gradients solve F x = g with products F v alone, each two backward passes through the KL of every fifth
-sample. Both models are local, so a line search halves d until L improves and the KL keeps the bound; if that never
-happens, theta_k stays. --natural-steps repeats this within the same bound (the MDPO paper finds that it does not help).
+sample. Both approximations are local, so a line search halves d until L improves within the bound; after ten failures
+theta_k is kept. --natural-steps repeats this within the same bound (the MDPO paper finds that it does not help).
 
 - The critic's Adam is annealed in the loaded presets; the paper's table has no entry for TRPO.
 - --compile compiles the critic's gradient only.
@@ -119,12 +119,10 @@ def mlp(inputs: int, outputs: int, orthogonal_init: bool, last_gain: float) -> n
 
 
 class Policy(nn.Module):
-    """Gaussian with a state-independent std."""
-
     def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
         self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.zeros(action_dim))  # the same in all states
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
@@ -135,17 +133,7 @@ class Policy(nn.Module):
         return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
 
-class RunningMoments(RunningMeanStd):
-    """Gymnasium's mean and variance of all samples so far, with a state for the checkpoint."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
-
-
-def normalize(obs: np.ndarray, moments: RunningMoments, norm_obs: bool) -> np.ndarray:
+def normalize(obs: np.ndarray, moments: RunningMeanStd, norm_obs: bool) -> np.ndarray:
     if norm_obs:
         obs = ((obs - moments.mean) / np.sqrt(moments.var + 1e-8)).clip(-10, 10)
     return obs.astype(np.float32)
@@ -188,16 +176,17 @@ def surrogate_and_kl(policy: Policy, batch: dict[str, Tensor]) -> tuple[Tensor, 
     return (ratio * batch["advantages"]).mean(), gaussian_kl(pi_k, pi).mean()
 
 
-def flat_gradient(output: Tensor, policy: Policy, create_graph: bool = False) -> Tensor:
-    gradients = torch.autograd.grad(output, list(policy.parameters()), create_graph=create_graph)
+def flat_gradient(output: Tensor, policy: Policy, **options: bool) -> Tensor:
+    gradients = torch.autograd.grad(output, list(policy.parameters()), **options)
     return torch.cat([g.flatten() for g in gradients])
 
 
-def fisher_vector_product(policy: Policy, obs: Tensor, vector: Tensor) -> Tensor:
-    """F v: the Hessian of KL(pi_theta || pi) in pi at pi_theta, times a vector."""
+def fisher_product(policy: Policy, obs: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
+    """v -> (F + damping I) v. F is the Hessian of the mean KL(pi_theta || pi_theta') in theta', at theta' = theta."""
     pi = policy(obs)
     kl = gaussian_kl(Normal(pi.loc.detach(), pi.scale.detach(), validate_args=False), pi).mean()
-    return flat_gradient(flat_gradient(kl, policy, create_graph=True) @ vector, policy)
+    gradient = flat_gradient(kl, policy, create_graph=True)
+    return lambda vector: flat_gradient(gradient @ vector, policy, retain_graph=True) + damping * vector
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
@@ -208,20 +197,20 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iteration
         if square < 1e-10:
             break
         image = product(direction)
-        step = square / (direction @ image)
-        x += step * direction
-        residual -= step * image
+        alpha = square / (direction @ image)
+        x += alpha * direction
+        residual -= alpha * image
         square, previous = residual @ residual, square
         direction = residual + square / previous * direction
     return x
 
 
 @torch.no_grad()
-def line_search(policy: Policy, batch: dict[str, Tensor], step: Tensor, max_kl: float) -> int:
+def line_search(policy: Policy, batch: dict[str, Tensor], full_step: Tensor, max_kl: float) -> int:
     """Halve the step until the surrogate improves within the bound. Returns the number of tries, 0 if all failed."""
     start, (objective, _) = parameters_to_vector(policy.parameters()), surrogate_and_kl(policy, batch)
     for attempt in range(10):
-        vector_to_parameters(start + 0.5**attempt * step, policy.parameters())
+        vector_to_parameters(start + 0.5**attempt * full_step, policy.parameters())
         new_objective, kl = surrogate_and_kl(policy, batch)
         if new_objective > objective and kl <= max_kl:
             return attempt + 1
@@ -232,10 +221,7 @@ def line_search(policy: Policy, batch: dict[str, Tensor], step: Tensor, max_kl: 
 def natural_step(policy: Policy, batch: dict[str, Tensor], max_kl: float, iterations: int, damping: float) -> int:
     """Solve Eq. 8: scale the natural gradient to the bound, then search along it."""
     gradient = flat_gradient(surrogate_and_kl(policy, batch)[0], policy)
-
-    def product(vector: Tensor) -> Tensor:
-        return fisher_vector_product(policy, batch["obs"][::5], vector) + damping * vector
-
+    product = fisher_product(policy, batch["obs"][::5], damping)
     direction = conjugate_gradient(product, gradient, iterations)
     scale = torch.sqrt(2 * max_kl / (direction @ product(direction) + 1e-12))
     return line_search(policy, batch, scale * direction, max_kl)
@@ -261,8 +247,10 @@ def train(args: Args) -> int:
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
-        return torch.as_tensor(array.swapaxes(0, 1).reshape(T * N, *array.shape[2:]), device=device)
+    def flat(
+        array: np.ndarray,
+    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+        return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
@@ -271,11 +259,12 @@ def train(args: Args) -> int:
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
     for k in range(run.step // (T * N), K):
-        # Roll out pi_k. Values and log-probabilities follow in one batch.
+        # Roll out pi_k. Values and log-probabilities are computed afterwards, in one batch.
         mean_action = policy.numpy_mean()
         noise = (torch.randn(T, N, len(low)) * policy.log_std.detach().cpu().exp()).numpy()
         for t in range(T):
-            observations[t], actions[t] = obs, mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
+            observations[t] = obs
+            actions[t] = mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
             for i, env in enumerate(envs):
                 action = actions[t, i].clip(low, high)
                 obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
@@ -311,13 +300,13 @@ def train(args: Args) -> int:
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
-            for rows in torch.randperm(T * N, device=device).split(args.critic_minibatch_size):
+            for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
                 critic_optimizer.step()
                 critic_optimizer.zero_grad()
         with torch.no_grad():
             pi, (objective, kl_old_new) = policy(batch["obs"]), surrogate_and_kl(policy, batch)
-        if args.norm_obs:  # only now: pi_k acts and is updated on the same inputs
+        if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": -objective, "losses/kl_old_new": kl_old_new, "losses/line_search": attempts}
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
@@ -329,9 +318,15 @@ def train(args: Args) -> int:
     return run.finish()
 
 
-class Run:
-    """Folder, checkpoints, W&B log, progress bar and signals of a training run."""
+class RunningMoments(RunningMeanStd):  # Gymnasium's mean and variance of all samples, with a state for the checkpoint
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in vars(self).items()}
 
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.mean, self.var, self.count = (state[name].numpy() for name in ("mean", "var", "count"))
+
+
+class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
     def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
@@ -349,13 +344,14 @@ class Run:
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
+        self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # W&B flushes every second. A checkpoint carries its recent points, so that a resumed log has no hole.
+        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
         for step, metrics in saved["points"]:
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
-        self.stop.append(number)  # stop at a checkpoint
+        self.stop.append(number)  # the loop saves and stops
         signal.signal(number, signal.SIG_DFL)  # a second one kills
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -373,7 +369,7 @@ class Run:
         self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
 
     def speed(self, step: int) -> float:
-        return (step - self.bar.initial) / (time.time() - self.bar.start_t)
+        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if it is time. Returns whether a signal asked to stop."""
@@ -426,7 +422,8 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0)
         env = gym.wrappers.RecordEpisodeStatistics(env)
     except Exception as error:  # an unknown id, a missing package, or whatever a third-party task raises
-        fail(f"Gymnasium cannot make {env_id}: {error}" + " (pip install '.[video]')" * bool(video_folder))
+        hint = " (videos need: pip install '.[video]')" if video_folder else ""
+        fail(f"Gymnasium cannot make {env_id}: {error}{hint}")
     for space in (env.observation_space, env.action_space):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             fail(f"{env_id} has a space {space}; only 1-D Box spaces are supported")
@@ -518,7 +515,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch._dynamo.exc.TorchDynamoException as error:  # no C++ compiler, no Python headers, ...
         fail(f"--compile does not work here: {str(error)[:200]}")
     except (FloatingPointError, OSError) as error:
-        print(f"\nerror: {error}. Earlier checkpoints in {folder} are kept", file=sys.stderr)
+        print(f"\nerror: {error}. The last checkpoint in {folder}, if any, is kept", file=sys.stderr)
         return 1
 
 

@@ -16,9 +16,9 @@ TASKS = ("Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid", "HumanoidStandu
 # What belongs to the algorithm: whole blocks, flags, and the lines of shared functions that contain one of these words.
 OWN_BLOCKS = {
     "mdpo_onpolicy": {"tsallis_divergence", "mdpo_loss", "policy_backward"},
-    "trpo": {"surrogate_and_kl", "flat_gradient", "fisher_vector_product", "conjugate_gradient", "line_search"}
+    "trpo": {"surrogate_and_kl", "flat_gradient", "fisher_product", "conjugate_gradient", "line_search"}
     | {"natural_step", "from torch.nn.utils import parameters_to_vector, vector_to_parameters"},
-    "ppo": {"clip_loss", "kl_loss", "mean_kl", "policy_backward"},
+    "ppo": {"clip_loss", "kl_loss", "penalty_kl", "policy_backward"},
     "mdpo_offpolicy": {"BREGMAN_STEPSIZE", "mdpo_loss"},
     "mdpo_tsallis": {"BREGMAN_STEPSIZE", "TSALLIS_Q", "log_q", "log_q_density", "tsallis_loss"},
     "sac": {"sac_loss"},
@@ -34,9 +34,9 @@ OWN_FLAGS = {
 OTHER_DEFAULTS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}  # on-policy
 WORDS = {
     ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|policy_optimizer|critic_optimizer = |fit = |parts = |policy_loss"
-    r"|objective|kl_coef|mean_kl|[^_]pi = policy\(batch",
-    OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|v_target = |bregman|tsallis_q"
-    r"|entropy_q|entropy-q|entropy = |# Learn|args\.gradient_steps",
+    r"|objective|kl_coef|penalty_kl|[^_]pi = policy\(batch",
+    OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|log_densities|v_target = |bregman"
+    r"|tsallis_q|entropy_q|entropy-q|entropy = |# Learn|args\.gradient_steps",
 }
 LONGEST = {ON_POLICY: 40, OFF_POLICY: 30}  # lines of shared blocks that may differ
 

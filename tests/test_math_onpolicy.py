@@ -708,7 +708,8 @@ def test_trpos_fisher_vector_product_is_that_of_the_explicit_matrix():
     size = len(parameters_to_vector(policy.parameters()))
     basis = torch.eye(size, dtype=torch.float64)[[0, 1, 200, -3, -1]]
     for vector in (*basis, *torch.randn(2, size, dtype=torch.float64)):
-        assert_close(trpo.fisher_vector_product(policy, obs, vector), fisher_product(policy, obs, vector))
+        expected = fisher_product(policy, obs, vector) + 0.3 * vector
+        assert_close(trpo.fisher_product(policy, obs, damping=0.3)(vector), expected)
 
 
 def test_trpos_fisher_matrix_is_the_hessian_of_the_constrained_kl_by_finite_differences():
@@ -723,7 +724,7 @@ def test_trpos_fisher_matrix_is_the_hessian_of_the_constrained_kl_by_finite_diff
     assert kl(0) == pytest.approx(0, abs=1e-15)
     curvature = (kl(1e-3) + kl(-1e-3)) / 1e-6
     vector_to_parameters(start, policy.parameters())
-    product = trpo.fisher_vector_product(policy, batch["obs"], vector)
+    product = trpo.fisher_product(policy, batch["obs"], damping=0)(vector)
     assert (vector @ product).item() == pytest.approx(curvature, rel=1e-3)
 
 
@@ -845,8 +846,8 @@ gym.register("Numbered-v0", Numbered, disable_env_checker=True)
 
 @pytest.mark.parametrize("num_envs", [5, 10])
 def test_every_fifth_sample_covers_all_environments(in_process, monkeypatch, num_envs):
-    seen, product = [], trpo.fisher_vector_product
-    monkeypatch.setattr(trpo, "fisher_vector_product", lambda *given: seen.append(given[1][:, 0]) or product(*given))
+    seen, product = [], trpo.fisher_product
+    monkeypatch.setattr(trpo, "fisher_product", lambda *given: seen.append(given[1][:, 0]) or product(*given))
     flags = ("--env-id", "Numbered-v0", "--no-norm-obs", "--num-steps", 50, "--total-timesteps", 50 * num_envs)
     in_process(trpo, *flags, "--num-envs", num_envs, "--run-name", "r")
     numbers, counts = seen[0].unique(return_counts=True)
