@@ -202,7 +202,7 @@ def test_shellcheck_finds_nothing(stub, tmp_path):
         (dict(WORKERS="0"), "WORKERS at least 1"),
         (dict(DRY_RUN="yes"), "DRY_RUN and SLURM must be 0 or 1"),
         (dict(EXTRA="--gamma 0.9 --total_timesteps=5"), "EXTRA must not contain --total-timesteps"),
-        (dict(EXTRA="--gamma " + 99 * "9"), "EXTRA is too long"),
+        (dict(ALGOS="ppo", ENVS="Hopper-v4", EXTRA="--wandb-entity " + 99 * "x"), "EXTRA is too long"),
         (dict(PYTHON="python0"), "python0 not found"),
         (dict(ALGOS="ppo", ENVS="Hopper-v4 Hoper-v4"), "benchmark.sh: Gymnasium cannot make Hoper-v4"),
         (dict(STEPS="512"), "--total-timesteps must be at least one iteration"),
