@@ -191,6 +191,7 @@ def policy_backward(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor,
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
     loss.backward()
+    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # as in the release; foreach does not fuse
     return loss.detach()
 
 
@@ -205,19 +206,16 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
-    parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
+    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(
-        array: np.ndarray,
-    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
         return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
@@ -262,13 +260,12 @@ def train(args: Args) -> int:
 
         # Policy improvement: m steps from theta_k, each on the whole batch.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
-        policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.param_groups[0]["lr"] = learning_rate
         inverse_t = torch.tensor(1 / (1 - k / K), device=device)  # a float would be compiled anew in each iteration
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
-            nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-            policy_optimizer.step()
-            policy_optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
         if args.tsallis_q < 1 and not policy_loss.isfinite():
             raise FloatingPointError(f"at step {step}: with q < 1 the divergence needs σ < σ_k / √(1 - q)")
 
@@ -276,8 +273,8 @@ def train(args: Args) -> int:
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                critic_optimizer.step()
-                critic_optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs

@@ -85,9 +85,7 @@ class Args:
     clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
     critic_epochs: int = 10  # the critic's epochs per iteration
     critic_minibatch_size: int = 64  # the critic's minibatch
-    objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = (
-        "clip"  # clipped ratio, or a KL penalty with this β
-    )
+    objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = "clip"  # clipped ratio, or a KL penalty
     clip_coef: float = 0.2  # ε of --objective clip
     kl_coef: float = 1.0  # β of kl-fixed, first β of kl-adaptive; kl-annealed divides it by t_k = 1 - k/K
     target_kl: float = 0.01  # mean KL per iteration that kl-adaptive aims at
@@ -198,6 +196,7 @@ def policy_backward(policy: Policy, batch: dict[str, Tensor], rows: Tensor, kl_c
     else:
         loss = kl_loss(ratio, batch["advantages"], penalty_kl(pi, pi_k, args.kl_direction), kl_coef)
     loss.backward()
+    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # as in the release; foreach does not fuse
     return loss.detach()
 
 
@@ -212,21 +211,18 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
-    parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
+    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
     kl_coef = torch.tensor(args.kl_coef, device=device)
     parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # for the checkpoint, in the same memory
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(
-        array: np.ndarray,
-    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
         return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
@@ -271,23 +267,22 @@ def train(args: Args) -> int:
 
         # Policy improvement: passes over shuffled minibatches.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
-        policy_optimizer.param_groups[0]["lr"] = critic_optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.param_groups[0]["lr"] = learning_rate
         if args.objective != "kl-adaptive":
             kl_coef.fill_(args.kl_coef / (1 - k / K if args.objective == "kl-annealed" else 1))
         for _ in range(args.update_epochs):
             order = torch.randperm(T * N) if args.minibatch_size < T * N else torch.arange(T * N)
             for rows in order.to(device).split(args.minibatch_size):
                 policy_loss = improve(policy, batch, rows, kl_coef, args)
-                nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-                policy_optimizer.step()
-                policy_optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                critic_optimizer.step()
-                critic_optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs

@@ -238,18 +238,16 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
     fit = critic_backward
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         fit = torch.compile(fit, fullgraph=True, options={"cpp_wrapper": True})
-    parts = dict(policy=policy, critic=critic, critic_optimizer=critic_optimizer)
+    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
-    def flat(
-        array: np.ndarray,
-    ) -> Tensor:  # (T, N, ...) to (N * T, ...): TRPO's every fifth row covers all environments
+    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
         return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
@@ -294,7 +292,7 @@ def train(args: Args) -> int:
 
         # Policy improvement: natural-gradient steps within the trust region around pi_k.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
-        critic_optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.param_groups[0]["lr"] = learning_rate
         for _ in range(args.natural_steps):
             attempts = natural_step(policy, batch, args.max_kl, args.cg_iterations, args.cg_damping)
 
@@ -302,8 +300,8 @@ def train(args: Args) -> int:
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                critic_optimizer.step()
-                critic_optimizer.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
         with torch.no_grad():
             pi, (objective, kl_old_new) = policy(batch["obs"]), surrogate_and_kl(policy, batch)
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs

@@ -33,7 +33,7 @@ OWN_FLAGS = {
 }
 OTHER_DEFAULTS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}  # on-policy
 WORDS = {
-    ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|policy_optimizer|critic_optimizer = |fit = |parts = |policy_loss"
+    ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|optimizer\.(step|zero)|optimizer = |fit = |parts = |policy_loss"
     r"|objective|kl_coef|penalty_kl|[^_]pi = policy\(batch",
     OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|log_densities|v_target = |bregman"
     r"|tsallis_q|entropy_q|entropy-q|entropy = |# Learn|args\.gradient_steps",

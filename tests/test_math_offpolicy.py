@@ -9,6 +9,7 @@ from decimal import Decimal, localcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -107,28 +108,13 @@ def make_batch(obs_dim=OBS, action_dim=ACTIONS, size=BATCH):
     return torch.cat([obs, action, next_obs, reward, terminated], -1), noise
 
 
-class Gradients(nn.Module):
-    """An optimizer that only keeps the gradients it is given."""
-
-    def __init__(self, *networks):
-        super().__init__()
-        self.params = [p for net in networks for p in net.parameters()]
-
-    def step(self, gradients, learning_rate):
-        self.gradients = dict(zip(map(id, self.params), gradients, strict=True))
-
-    def of(self, network):
-        return flat(self.gradients[id(p)] for p in network.parameters())
-
-
 def gradients_of_update(script, agent, batch, noise, args):
-    """The losses of update() and the gradients it gives to the optimizers, which do not step."""
-    policy, critic = Gradients(agent.policy), Gradients(agent.q1, agent.q2, agent.v)
-    before = agent.policy_optimizer, agent.critic_optimizer
-    agent.policy_optimizer, agent.critic_optimizer = policy, critic
-    losses = script.update(agent, batch, noise, args)
-    agent.policy_optimizer, agent.critic_optimizer = before
-    return losses, [policy.of(agent.policy), *(critic.of(net) for net in (agent.q1, agent.q2, agent.v))]
+    """The losses of update() and the gradients it gives to the optimizer, which does not step."""
+    with mock.patch.object(agent.optimizer, "step") as step:
+        losses = script.update(agent, batch, noise, args)
+    gradients = dict(zip(map(id, agent.optimizer.params), step.call_args.args[0], strict=True))
+    networks = (agent.policy, agent.q1, agent.q2, agent.v)
+    return losses, [flat(gradients[id(p)] for p in network.parameters()) for network in networks]
 
 
 def load(name="r"):
@@ -136,8 +122,8 @@ def load(name="r"):
 
 
 def differing(one: dict, other: dict) -> set[str]:
-    """The networks and optimizers in which two checkpoints differ."""
-    parts = {*NETWORKS, "policy_optimizer", "critic_optimizer"}
+    """The networks and the optimizer in which two checkpoints differ."""
+    parts = {*NETWORKS, "optimizer"}
     assert all(one[part].keys() == other[part].keys() and one[part] for part in parts)
     return {part for part in parts if not all(torch.equal(x, other[part][key]) for key, x in one[part].items())}
 
