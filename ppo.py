@@ -317,6 +317,8 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
         self.wandb = wandb.init(
             project=args.wandb_project, entity=args.wandb_entity, mode=args.wandb_mode, id=self.wandb_id,
             name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
@@ -324,8 +326,6 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
             dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
             settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),
         )  # fmt: skip
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.on_signal)
         self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
         # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
