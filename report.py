@@ -5,9 +5,8 @@
     python report.py --wandb ENTITY/PROJECT              # runs of a W&B project
     python report.py --wandb ENTITY/PROJECT --publish    # a live W&B report in that project; reads no runs
 
-It writes results/table.md, results/runs.csv (one row per run), results/curves.csv.gz (each run's returns in 50 bins of
-steps) and figures. Runs are added to those in results/, whose folders may be gone by now. A finished run that is in
-results/ already is not read again.
+It writes results/table.md, runs.csv (one row per run), curves.csv.gz (each run's returns in 50 bins of steps) and
+figures. Runs are added to those in results/, whose folders may be gone. A finished run in results/ is not read again.
 
 A score is the mean return of a run's last 100 training episodes. Tables average finished runs made with today's
 defaults of their script. Other runs are variants, named after the flags that differ, with a table of their own. A flag
@@ -23,13 +22,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
 
 try:
     import numpy as np
@@ -38,14 +35,14 @@ try:
     import wandb
     from matplotlib import rcParams
     from matplotlib.figure import Figure
-    from scipy.stats import bootstrap, trim_mean
+    from scipy.stats import bootstrap, sem, trim_mean
     from tqdm import tqdm
+    from tqdm.contrib.concurrent import thread_map
 except ModuleNotFoundError as error:
     sys.exit(print(f"error: {error.name} is missing: pip install -c constraints.txt '.[report]'", file=sys.stderr) or 2)
 
 FAMILIES = {"on-policy": ("mdpo_onpolicy", "trpo", "ppo"), "off-policy": ("mdpo_offpolicy", "mdpo_tsallis", "sac")}
 FAMILY = {algo: family for family, algos in FAMILIES.items() for algo in algos}
-ALGOS = tuple(FAMILY)
 GROUPS = ("on-policy loaded-gae", "on-policy loaded", "on-policy minimal", "off-policy loaded", "off-policy minimal")
 # The paper's mean ± 95 % interval of each family's algorithms, first with one preset, then with another; Tsallis at its
 # best q. 5 seeds of v2 tasks, on-policy 10M steps.
@@ -83,9 +80,15 @@ BOOKKEEPING = """exp_name env_id seed total_timesteps preset cuda compile run_na
 COLUMNS = """algo preset variant env_id steps seed final_return episodes sps status reason compile commit versions
     started run id flags"""
 CELL = ["algo", "preset", "env_id", "steps", "variant"]
-CURVE = ["step", "return", "episodes"]
+CURVE = {"step": int, "return": float, "episodes": int}
 PACKAGES = ("gymnasium", "mujoco", "numpy", "torch", "wandb")
+KEYS = ("charts/episodic_return", "charts/SPS")
 BINS = 50
+# Okabe and Ito's colors, which the color-blind can tell apart, and line styles for black and white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+LOOK = {"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9}
+rcParams.update(LOOK | {"text.parse_math": False})  # a $ in the name of a task is a $
 
 
 @dataclass
@@ -103,13 +106,17 @@ def main(argv: list[str] | None = None) -> int:
     if args.wandb and args.runs_dirs:
         fail("give folders or --wandb, not both")
     if args.publish:
-        return publish(*args.wandb.split("/"), args.out / "table.md")
+        try:
+            print(publish(*args.wandb.split("/"), args.out / "table.md"))
+        except Exception as error:  # no login, no project, no network, no wandb-workspaces: these raise many kinds
+            fail(f"W&B cannot publish in {args.wandb}: {printable(error)}")
+        return 0
     old = read_results(args.out)
     known = {(row["id"], row["steps"]) for row in old if row["status"] == "finished" and len(row["curve"])}
-    new = read_runs(args, known)
-    if not old + new:
+    rows = old + read_runs(args, known)
+    if not rows:
         fail(f"there are no runs, and none in {args.out}. ./benchmark.sh, or any of the six scripts, makes some")
-    runs = select(add(old, new))
+    runs = select(rows)
     used = runs[runs.left_out == ""]
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str) -> None:
     sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
 
 
@@ -135,22 +142,15 @@ def wandb_api() -> wandb.Api:
     return wandb.Api()
 
 
-def first_line(error: Exception) -> str:
-    return printable(str(error) if " " in str(error) else repr(error)).strip()[:300]
-
-
-def printable(text: str) -> str:
+def printable(text: object) -> str:
     """The first line, without control characters: text of a stranger's run may go to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in f"{text}\n".splitlines()[0])
+    return "".join(c if c.isprintable() else "?" for c in str(text).partition("\n")[0])
 
 
 def write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
     temporary.replace(path)  # atomic: a crash leaves the old file or the new one
-
-
-# ---------------------------------------------------------------------------------------------------- reading runs
 
 
 def read_runs(args: Args, known: set) -> list[dict]:
@@ -160,21 +160,20 @@ def read_runs(args: Args, known: set) -> list[dict]:
         try:
             return read_online(run, known) if args.wandb else read_folder(run, known)
         except Exception as error:  # a damaged or foreign run fails in many ways
-            tqdm.write(f"skipped {run.name!r}: {first_line(error)}", file=sys.stderr)
+            tqdm.write(f"skipped {run.name!r}: {printable(error)}", file=sys.stderr)
 
     if args.wandb:
         try:
             runs = list(wandb_api().runs(args.wandb, lazy=False))
         except Exception as error:  # no login, no project, no network: W&B raises many kinds
-            fail(f"W&B does not list the runs of {args.wandb}: {first_line(error)}")
+            fail(f"W&B does not list the runs of {args.wandb}: {printable(error)}")
     else:
         if missing := [folder for folder in args.runs_dirs if not folder.is_dir()]:
             fail(f"there is no folder {missing[0]}")
         found = [path for folder in args.runs_dirs or [Path("runs")] for path in sorted(folder.glob("*/"))]
         runs = [path for path in found if (path / "wandb").is_dir() or (path / "args.json").is_file()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        bar = tqdm(pool.map(read, runs), total=len(runs), unit=" runs", disable=not sys.stderr.isatty())
-        return [row for row in bar if row]
+    rows = thread_map(read, runs, max_workers=os.cpu_count(), unit=" runs", disable=not sys.stderr.isatty())
+    return [row for row in rows if row]
 
 
 def read_folder(folder: Path, known: set) -> dict | None:
@@ -184,16 +183,15 @@ def read_folder(folder: Path, known: set) -> dict | None:
     if paths and all((path.name.split("-")[-1], finished) in known for path in paths):
         return None
     segments = sorted(map(inspect, paths), key=lambda segment: segment[0].get("start_time", ""))
-    last, commits, points = {}, {}, []
-    for run, new in segments:
+    runs, points = [run for run, _ in segments if run], []
+    for _, new in segments:
         points = [point for point in points if not new or point[0] < new[0][0]] + new
-        commits[run.get("git", {}).get("commit")] = None
-        last = run or last
-    if not last:
+    if not runs:
         raise ValueError("W&B cannot read its log" if paths else "it has no log (--wandb-mode disabled?)")
-    config, commit = last["config"]["update"], " ".join(filter(None, commits))
-    record = dict(id=last["run_id"], run=folder.name, started=last["start_time"], commit=commit)
-    return summarize(config, points, finished, record | dict(versions=last["versions"]))
+    last, commits = runs[-1], filter(None, (run.get("git", {}).get("commit") for run in runs))
+    record = dict(id=last["run_id"], run=folder.name, started=last["start_time"], versions=last["versions"])
+    record["commit"] = " ".join(dict.fromkeys(commits))
+    return summarize(last["config"]["update"], points, finished, record)
 
 
 def inspect(segment: Path) -> tuple[dict, list[tuple]]:
@@ -204,7 +202,7 @@ def inspect(segment: Path) -> tuple[dict, list[tuple]]:
     for line in subprocess.run(command, capture_output=True, **quiet).stdout.splitlines():
         if b'"type":"history"' in line[:60]:
             item = json.loads(line)["history"]["item"]
-            points.append((item["_step"], item.get("charts/episodic_return"), item.get("charts/SPS")))
+            points.append((item["_step"], *map(item.get, KEYS)))
         elif b'"type":"run"' in line[:60]:
             run = json.loads(line)["run"]
             run["versions"] = versions(requirements.read_text() if requirements.exists() else "")
@@ -216,17 +214,13 @@ def read_online(run, known: set) -> dict | None:
     finished = run.config.get("total_timesteps") if run.state == "finished" else None
     if (run.id, finished) in known:
         return None
-    points = []
-    for key in ("charts/episodic_return", "charts/SPS"):  # a scan returns the points that have all of its keys
-        scan = run.scan_history(keys=["global_step", key])
-        points += [(p["global_step"], p.get("charts/episodic_return"), p.get("charts/SPS")) for p in scan]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            requirements = run.file("requirements.txt").download(root=folder).read()
-        except Exception:  # not uploaded
-            requirements = ""
-    record = dict(id=run.id, run=run.name, started=run.created_at, commit=run.commit or "")
+    scans = [run.scan_history(keys=["global_step", key]) for key in KEYS]  # a point is found if it has all the keys
+    points = [(point["global_step"], *map(point.get, KEYS)) for scan in scans for point in scan]
     points.sort(key=lambda point: point[0])
+    requirements = ""
+    with tempfile.TemporaryDirectory() as folder, suppress(Exception):  # it may not be uploaded
+        requirements = run.file("requirements.txt").download(root=folder).read()
+    record = dict(id=run.id, run=run.name, started=run.created_at, commit=run.commit or "")
     return summarize(run.config, points, finished, record | dict(versions=versions(requirements)))
 
 
@@ -237,16 +231,16 @@ def versions(requirements: str) -> str:
 
 def summarize(config: dict, points: list[tuple], finished: int | None, record: dict) -> dict:
     """A row of runs.csv, with its curve."""
-    total, seed = int(config["total_timesteps"]), int(config["seed"])
-    if f"{FAMILY.get(config['exp_name'])} {config['preset']}" not in GROUPS or total <= 0:
+    if f"{FAMILY.get(config.get('exp_name'))} {config.get('preset')}" not in GROUPS:
         raise ValueError("it is not a run of one of the six scripts")
+    total, seed = int(config["total_timesteps"]), int(config["seed"])
     # float: W&B has strings for NaN and infinities
     episodes = pd.DataFrame([(s, float(x)) for s, x, _ in points if x is not None], columns=["step", "return"])
     speeds = {step: float(speed) for step, _, speed in points if speed is not None}
     status, reason = judge(total, finished, points, [0, *speeds], episodes["return"])
     episodes["step"] = ((episodes.step * BINS - 1) // total + 0.5) * total / BINS  # middles of the bins
     curve = episodes.groupby("step")["return"].agg(["mean", "size"]).round(2).reset_index()
-    curve = curve.set_axis(CURVE, axis=1).astype(dict(step=int))
+    curve = curve.set_axis(list(CURVE), axis=1).astype(CURVE)
     row = dict(algo=config["exp_name"], preset=config["preset"], env_id=str(config["env_id"]), steps=total, seed=seed)
     row |= dict(final_return=np.round(episodes["return"].to_numpy()[-100:].mean(), 2) if len(episodes) else "")
     row |= dict(episodes=len(episodes), sps=np.round(np.median([*speeds.values()]), 1) if speeds else "")
@@ -264,9 +258,8 @@ def judge(total: int, finished: int | None, points: list, logged: list[int], ret
     if not np.isfinite(returns).all():
         return "broken", "a return is not finite"
     interval = np.median(np.diff(logged))
-    holes = [a for a, b in pairwise(logged) if b - a > 1.5 * interval]
-    holes += [logged[-1]] if total - logged[-1] >= interval else []
-    return ("broken", f"points are missing after step {holes[0]}") if holes else ("finished", "")
+    holes = np.array(logged)[np.append(np.diff(logged) > 1.5 * interval, total - logged[-1] >= interval)]
+    return ("broken", f"points are missing after step {holes[0]}") if len(holes) else ("finished", "")
 
 
 def flags(config: dict) -> dict[str, str]:
@@ -277,26 +270,23 @@ def flags(config: dict) -> dict[str, str]:
 
 def read_results(out: Path) -> list[dict]:
     """The rows of earlier reports, with their curves. What cannot be read is not overwritten either."""
-    rows, path = [], out / "runs.csv"
+    rows, path, empty = [], out / "runs.csv", pd.DataFrame(columns=CURVE)
     if not path.exists():
         return []
     try:
-        curves = pd.read_csv(out / "curves.csv.gz", dtype=dict(id=str))[["id", "steps", *CURVE]]
-        curves[CURVE] = curves[CURVE].apply(pd.to_numeric, errors="coerce")
-        curves = dict(list(curves.dropna().groupby(["id", "steps"])[CURVE]))
+        points = pd.read_csv(out / "curves.csv.gz", dtype=dict(id=str, steps=int) | CURVE)
+        curves = dict(list(points.groupby(["id", "steps"])[list(CURVE)]))
         with open(path, newline="") as file:
             table = list(csv.DictReader(file, restkey="rest", restval=""))
-    except (OSError, EOFError, KeyError, ValueError, csv.Error) as error:
-        fail(f"cannot read runs.csv and curves.csv.gz in {out} ({first_line(error)}). Restore both, or delete both")
+    except Exception as error:  # damaged files fail in many ways
+        fail(f"cannot read runs.csv and curves.csv.gz in {out} ({printable(error)}). Restore both, or delete both")
     for row in table:
         if "rest" in row or not row.get("run"):
             print(f"skipped a row of {path}: {','.join(map(str, row.values()))!r}", file=sys.stderr)
             continue
         row = {name: row.get(name, "") for name in COLUMNS.split()}
-        for name in ("steps", "seed", "final_return", "episodes", "sps"):
-            number = pd.to_numeric(row[name], errors="coerce")
-            row[name] = row[name] if pd.isna(number) else number
-        rows.append(row | dict(curve=curves.get((row["id"], row["steps"]), pd.DataFrame(columns=CURVE))))
+        row |= {name: int(row[name]) for name in ("steps", "seed") if row[name].isdecimal()}
+        rows.append(row | dict(curve=curves.get((row["id"], row["steps"]), empty)))
     return rows
 
 
@@ -307,44 +297,26 @@ def write_results(out: Path, runs: pd.DataFrame) -> None:
     write(out / "curves.csv.gz", gzip.compress(pd.concat(curves).to_csv(index=False).encode(), mtime=0))
 
 
-def add(old: list[dict], new: list[dict]) -> list[dict]:
-    """A run replaces its old row, unless only the old one is finished. The length is part of a run's identity."""
-    rows = {}
-    for row in old + new:
-        key = row["id"] or row["run"], row["steps"]
-        if row["status"] == "finished" or rows.get(key, row)["status"] != "finished":
-            rows[key] = row
-    return list(rows.values())
-
-
 def select(rows: list[dict]) -> pd.DataFrame:
     """Runs in the order of the tables, each with its variant and, in `left_out`, the reason why no table has it."""
-
-    def position(row: dict) -> tuple:
-        if row["left_out"]:
-            return len(GROUPS), row["run"], row["started"]
-        task, algo = (*TASKS, row["task"]).index(row["task"]), ALGOS.index(row["algo"])
-        rest = [row[name] for name in ("variant", "seed", "started")]
-        return GROUPS.index(row["group"]), task, row["env_id"], row["steps"], algo, *rest
-
-    for row in rows:
-        row["group"], row["task"] = f"{FAMILY.get(row['algo'])} {row['preset']}", row["env_id"].split("-v")[0]
-        row["variant"] = variant(row) if row["group"] in GROUPS else ""
-        row["left_out"] = problem(row)
-    runs = pd.DataFrame(sorted(rows, key=position), dtype=object)
-    older = runs[runs.left_out == ""].duplicated([*CELL, "seed"], keep="last")
-    runs.loc[older.index[older], "left_out"] = "a newer run has the same flags and seed"
-    return runs
-
-
-def problem(row: dict) -> str:
-    if row["status"] != "finished":
-        return f"{row['status']}: {row['reason']}"
-    numbers = pd.to_numeric([row["steps"], row["seed"], row["final_return"]], errors="coerce")
-    if row["group"] in GROUPS and np.isfinite(numbers).all() and len(row["curve"]):
-        return ""
-    print(f"left out {row['run']!r}: its row or its curve is damaged", file=sys.stderr)
-    return "its row or its curve is damaged"
+    # A run replaces its old row, unless only the old one is finished. The length is part of a run's identity.
+    rows = sorted(rows, key=lambda row: row["status"] == "finished")
+    runs = pd.DataFrame(list({(row["id"] or row["run"], row["steps"]): row for row in rows}.values()), dtype=object)
+    runs["group"], runs["task"] = runs.algo.map(FAMILY) + " " + runs.preset, runs.env_id.str.split("-v").str[0]
+    runs["variant"] = [variant(row) if row["group"] in GROUPS else "" for _, row in runs.iterrows()]
+    whole = runs.group.isin(GROUPS) & runs[["steps", "seed"]].map(lambda cell: isinstance(cell, int)).all(axis=1)
+    whole &= np.isfinite(pd.to_numeric(runs.final_return, errors="coerce")) & (runs.curve.map(len) > 0)
+    problems = runs.status + ": " + runs.reason, "its row or its curve is damaged"
+    runs["left_out"] = np.select([runs.status != "finished", ~whole], problems, "")
+    for name in runs.run[runs.left_out == problems[1]]:
+        print(f"left out {name!r}: {problems[1]}", file=sys.stderr)
+    rank = {name: i for i, name in enumerate((*GROUPS, *TASKS, *FAMILY))}
+    order = ["group", "task", "env_id", "steps", "algo", "variant", "seed", "started"]
+    used = runs[runs.left_out == ""].sort_values(
+        order, key=lambda x: x.map(rank) if x.name in ("group", "task", "algo") else x
+    )
+    used.loc[used.duplicated([*CELL, "seed"], keep="last"), "left_out"] = "a newer run has the same flags and seed"
+    return pd.concat([used, runs[runs.left_out != ""].sort_values(["run", "started"])], ignore_index=True)
 
 
 def variant(row: dict) -> str:
@@ -359,16 +331,10 @@ def variant(row: dict) -> str:
 @cache
 def defaults(algo: str, preset: str, env_id: str) -> dict[str, str]:
     """Flags of a script for a task and preset. An id may name a module to import: only the paper's are passed on."""
-    if env_id not in [f"{task}-{version}" for task in TASKS for version in ("v4", "v5")]:
-        env_id = "Other-v0"
-    try:
-        script = importlib.import_module(algo)
-    except ModuleNotFoundError as error:
-        fail(f"report.py asks {algo}.py for its defaults, and {error.name} is missing")
-    return flags(vars(script.parse_args(["--env-id", env_id, "--preset", preset])))
+    known = [f"{task}-{version}" for task in TASKS for version in ("v4", "v5")]
+    argv = ["--env-id", env_id if env_id in known else "Other-v0", "--preset", preset]
+    return flags(vars(importlib.import_module(algo).parse_args(argv)))
 
-
-# ------------------------------------------------------------------------------------------------------- the tables
 
 INTRO = """# Results
 
@@ -389,10 +355,9 @@ def tables(runs: pd.DataFrame) -> str:
         text += [f"## {group.replace(' ', ', ').capitalize()}"]
         text += [markdown(table(usual).drop(columns=["preset", "variant"]))] if len(usual) else []
         text += notes(group, usual)
-    varied = used.groupby(CELL[:-1])["variant"].transform(lambda names: (names != "").any()).astype(bool)
-    if varied.any():
+    if len(varied := used.groupby(CELL[:-1]).filter(lambda cell: any(cell.variant))):
         text += ["## Variants", "Runs with other flags, beside the defaults."]
-        text += [markdown(table(used[varied]).drop(columns=["paper", "CleanRL"]))]
+        text += [markdown(table(varied).drop(columns=["paper", "CleanRL"]))]
     if len(unused):
         listed = unused[["run", "left_out", "final_return"]].map(lambda cell: escape(str(cell)))
         text += ["## Not in the tables", markdown(listed.set_axis(["run", "why", "score so far"], axis=1))]
@@ -432,7 +397,7 @@ def statistics(x: np.ndarray) -> tuple[str, str]:
     mean, middle = x.mean(), trim_mean(x, 0.25)
     if len(x) == 1:
         return f"{mean:.{decimals(mean)}f}", f"{middle:.{decimals(middle)}f}"
-    half, iqm = 1.96 * np.std(x, ddof=1) / len(x) ** 0.5, partial(trim_mean, proportiontocut=0.25)
+    half, iqm = 1.96 * sem(x), partial(trim_mean, proportiontocut=0.25)
     low, high = bootstrap((x,), iqm, method="percentile", random_state=0).confidence_interval
     a, b = decimals(mean, half), decimals(middle, high - low)
     return f"{mean:.{a}f} ± {half:.{a}f}", f"{middle:.{b}f} [{low:.{b}f}, {high:.{b}f}]"
@@ -456,43 +421,31 @@ def escape(text: str) -> str:
     return re.sub(r"([\\|`<\[*])", r"\\\1", printable(text))
 
 
-# ----------------------------------------------------------------------------------------------------- the figures
-
-# Okabe and Ito's colors, which the color-blind can tell apart, and line styles for black and white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-rcParams["text.parse_math"] = False  # a $ in the name of a task is a $
-
-
 def figures(runs: pd.DataFrame) -> dict[str, Figure]:
     """One figure per family and preset, and one of its variants, by file name."""
     drawn = {}
     for group, found in runs.groupby("group", sort=False):
-        name, panels, varied = group.replace(" ", "_"), {}, {}
-        for env_id, cell in found[found.variant == ""].groupby("env_id", sort=False):
-            counts = cell.steps.value_counts()
-            steps = max(counts.index, key=lambda n: (counts[n], n))  # the length of most runs, then the longest
-            cell = cell[cell.steps == steps]
-            panels[f"{printable(env_id)}, {short(steps)} steps"] = dict(list(cell.groupby("algo").curve))
-        for (algo, _, env_id, steps), cell in found.groupby(CELL[:-1], sort=False):
-            if (cell.variant != "").any():
-                varied[f"{algo}, {printable(env_id)}, {short(steps)} steps"] = dict(list(cell.groupby("variant").curve))
-        if panels:
-            drawn[f"curves_{name}.png"] = draw(panels, FAMILIES[group.split()[0]], group)
-        if varied:
-            labels = sorted({label for cells in varied.values() for label in cells})
-            drawn[f"variants_{name}.png"] = draw(varied, labels, f"{group}, variants")
+        name, usual = group.replace(" ", "_"), found[found.variant == ""]
+        length = usual.groupby("env_id").steps.agg(lambda steps: steps.mode().max())  # most common, then longest
+        usual = usual[usual.steps == usual.env_id.map(length)]
+        if len(usual):
+            panels = usual.groupby(["env_id", "steps"], sort=False)
+            drawn[f"curves_{name}.png"] = draw(panels, "algo", FAMILIES[group.split()[0]], group)
+        if len(varied := found.groupby(CELL[:-1]).filter(lambda cell: any(cell.variant))):
+            panels, labels = varied.groupby(["algo", "env_id", "steps"], sort=False), sorted(set(varied.variant))
+            drawn[f"variants_{name}.png"] = draw(panels, "variant", labels, f"{group}, variants")
     return drawn
 
 
-def draw(panels: dict[str, dict[str, Iterable[pd.DataFrame]]], labels: Iterable[str], heading: str) -> Figure:
+def draw(panels, column: str, labels: Sequence[str], heading: str) -> Figure:
     """Mean and standard error over seeds, or each seed as a thin line where there are fewer than 3."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows, lines = -(-len(panels) // columns), {}
     figure = Figure(figsize=(max(6, 3.8 * columns), 2.8 * rows + 1), layout="constrained")
-    for i, (title, cells) in enumerate(panels.items()):
+    for i, ((*names, steps), panel) in enumerate(panels):
         axis = figure.add_subplot(rows, columns, i + 1)
-        for label, cell in cells.items():
+        cells = panel.groupby(column).curve
+        for label, cell in cells:
             k, curves = labels.index(label), align(cell)
             color, style, x = COLORS[k % len(COLORS)], STYLES[k % len(STYLES)], curves.index / 1e6
             center, error = curves.mean(axis=1), curves.sem(axis=1)
@@ -500,10 +453,8 @@ def draw(panels: dict[str, dict[str, Iterable[pd.DataFrame]]], labels: Iterable[
             lines.setdefault(label, axis.plot(x, y, color=color, linestyle=style, linewidth=width)[0])
             if len(cell) >= 3:
                 axis.fill_between(x, center - error, center + error, color=color, alpha=0.2, linewidth=0)
-        seeds = sorted({len(cell) for cell in cells.values()})
-        axis.set_title(f"{title}, n = {'–'.join(map(str, seeds))}", fontsize=9)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+        seeds = "–".join(map(str, sorted(set(cells.size()))))
+        axis.set_title(f"{', '.join(map(printable, names))}, {short(steps)} steps, n = {seeds}")
     shown = {label or "default": lines[label] for label in labels if label in lines}
     heading = f"{heading.capitalize()}: mean and standard error over n seeds, or each seed (n < 3)"
     figure.legend(shown.values(), shown, title=heading, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
@@ -512,34 +463,20 @@ def draw(panels: dict[str, dict[str, Iterable[pd.DataFrame]]], labels: Iterable[
     return figure
 
 
-def align(curves: Iterable[pd.DataFrame]) -> pd.DataFrame:
+def align(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One column per seed, from where all have begun. A bin in which no episode ended is interpolated."""
     table = pd.concat([curve.set_index("step")["return"] for curve in curves], axis=1).sort_index()
     return table.interpolate(method="index").dropna()
 
 
-# ------------------------------------------------------------------------------------------------- the live report
+def publish(entity: str, project: str, table: Path) -> str:
+    """Make the live report, or update the one with its title.
 
-TITLE = "MDPO, TRPO, PPO and SAC"
-
-
-def publish(entity: str, project: str, table: Path) -> int:
-    """Make the live report, or update the one with its title."""
-    try:
-        found = [report.id for report in wandb_api().reports(f"{entity}/{project}") if report.display_name == TITLE]
-        report = live_report(entity, project, table.read_text() if table.exists() else "")
-        report.id = found[0] if found else ""
-        report.save()
-    except Exception as error:  # no login, no project, no network, no wandb-workspaces: these raise many kinds
-        fail(f"W&B cannot publish in {entity}/{project}: {first_line(error)}")
-    print(report.url)
-    return 0
-
-
-def live_report(entity: str, project: str, table: str):
-    """Its panels are filters on tags and job type, the algorithm: later runs appear by themselves."""
+    Its panels are filters on tags and job type, the algorithm: later runs appear by themselves.
+    """
     import wandb_workspaces.reports.v2 as wr
 
+    title, old = "MDPO, TRPO, PPO and SAC", wandb_api().reports(f"{entity}/{project}")
     mean = dict(x="global_step", aggregate=True, groupby_aggfunc="mean", groupby_rangefunc="stderr", smoothing_factor=0)
     blocks = [wr.P("Mean and standard error over all runs of an algorithm, including variants and other lengths.")]
     for group in GROUPS:
@@ -553,8 +490,11 @@ def live_report(entity: str, project: str, table: str):
             for i, panel in enumerate(panels):
                 panel.layout = wr.Layout(x=8 * i, y=0, w=8, h=8)
             blocks.append(wr.PanelGrid(runsets=[runs], panels=panels, hide_run_sets=True))
-    blocks += [wr.MarkdownBlock(table)] if table else []
-    return wr.Report(entity=entity, project=project, title=TITLE, blocks=blocks, width="fluid")
+    blocks += [wr.MarkdownBlock(table.read_text())] if table.exists() else []
+    report = wr.Report(entity=entity, project=project, title=title, blocks=blocks, width="fluid")
+    report.id = next((report.id for report in old if report.display_name == title), "")
+    report.save()
+    return report.url
 
 
 if __name__ == "__main__":
