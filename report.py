@@ -22,11 +22,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NoReturn
 
 try:
     import numpy as np
@@ -44,35 +44,11 @@ except ModuleNotFoundError as error:
 FAMILIES = {"on-policy": ("mdpo_onpolicy", "trpo", "ppo"), "off-policy": ("mdpo_offpolicy", "mdpo_tsallis", "sac")}
 FAMILY = {algo: family for family, algos in FAMILIES.items() for algo in algos}
 GROUPS = ("on-policy loaded-gae", "on-policy loaded", "on-policy minimal", "off-policy loaded", "off-policy minimal")
-# The paper's mean ± 95 % interval of each family's algorithms, first with one preset, then with another; Tsallis at its
-# best q. 5 seeds of v2 tasks, on-policy 10M steps.
-PAPER_TABLES = {
-    ("on-policy loaded-gae", "on-policy minimal"): """
-        Hopper           2361±518     1979±672     2051±241    1964±217     2382±445      1281±353
-        Walker2d         4834±607     4473±558     1490±292    2948±298     2454±171      424±92
-        HalfCheetah      4172±1156    3751±910     2041±1319   2873±835     1726±690      617±135
-        Ant              5211±43      4682±278     59±133      1162±738     1716±338      -40±33
-        Humanoid         3234±566     4414±132     529±47      635±46       449±9         448±56
-        HumanoidStandup  155261±3898  149847±2632  97223±4479  127901±6217  100408±12564  96068±11721""",
-    ("off-policy loaded", "off-policy minimal"): """
-        Hopper           2428±395     2428±395,q=1        1870±404      1385±648     1385±648,q=1       1501±414
-        Walker2d         3591±366     4028±287,q=2        3738±312      873±180      1151±218,q=1.8     635±137
-        HalfCheetah      11823±154    11823±154,q=1       11928±342     8098±428     8477±450,q=1.4     9298±371
-        Ant              4434±749     5486±737,q=2        4989±579      1051±284     2348±338,q=2       378±33
-        Humanoid         5323±348     5611±260,q=1.2      5191±312      2258±372     4426±229,q=1.6     3598±172
-        HumanoidStandup  143955±4499  165882±16604,q=1.4  154765±11721  131702±7203  138157±8983,q=1.2  142774±4864""",
-}
-PAPER = {}  # (group, task, algorithm) -> mean ± interval
-for groups, text in PAPER_TABLES.items():
-    for task, *cells in map(str.split, text.strip().splitlines()):
-        keys = [(group, task, algo) for group in groups for algo in FAMILIES[group.split()[0]]]
-        PAPER |= dict(zip(keys, (cell.replace("±", " ± ").replace(",q=", ", q = ") for cell in cells), strict=True))
+# The paper's mean ± 95 % interval on v2 tasks, Tsallis at its best q, and CleanRL's on v4 tasks, SAC with 256 units.
+published = pd.read_csv(Path(__file__).parent / "results/published.csv").set_index(["source", "group", "task", "algo"])
+PUBLISHED = (published.score + " (" + published.runs + ")").to_dict()
+PAPER = published.score["paper"].to_dict()
 TASKS = tuple(dict.fromkeys(task for _, task, _ in PAPER))
-# CleanRL's on v4 tasks, 3 seeds, 1M steps; SAC with 256 units.
-CLEANRL = {
-    "ppo loaded-gae": dict(Hopper="2383 ± 272", Walker2d="2288 ± 572", HalfCheetah="1443 ± 46", Humanoid="716 ± 49"),
-    "sac loaded": dict(Hopper="2310 ± 343", Walker2d="3591 ± 911", HalfCheetah="9635 ± 1424", Humanoid="4996 ± 686"),
-}
 SEEDS = 5  # the paper's
 # Flags that do not affect training, or have a column of their own.
 BOOKKEEPING = """exp_name env_id seed total_timesteps preset cuda compile run_name runs_dir checkpoint_interval resume
@@ -132,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     sys.exit(print(f"error: {message}", file=sys.stderr) or 2)
 
 
@@ -190,8 +166,7 @@ def read_folder(folder: Path, known: set) -> dict | None:
         raise ValueError("W&B cannot read its log" if paths else "it has no log (--wandb-mode disabled?)")
     last, commits = runs[-1], filter(None, (run.get("git", {}).get("commit") for run in runs))
     record = dict(id=last["run_id"], run=folder.name, started=last["start_time"], versions=last["versions"])
-    record["commit"] = " ".join(dict.fromkeys(commits))
-    return summarize(last["config"]["update"], points, finished, record)
+    return summarize(last["config"]["update"], points, finished, record | dict(commit=" ".join(dict.fromkeys(commits))))
 
 
 def inspect(segment: Path) -> tuple[dict, list[tuple]]:
@@ -306,17 +281,15 @@ def select(rows: list[dict]) -> pd.DataFrame:
     runs["variant"] = [variant(row) if row["group"] in GROUPS else "" for _, row in runs.iterrows()]
     whole = runs.group.isin(GROUPS) & runs[["steps", "seed"]].map(lambda cell: isinstance(cell, int)).all(axis=1)
     whole &= np.isfinite(pd.to_numeric(runs.final_return, errors="coerce")) & (runs.curve.map(len) > 0)
-    problems = runs.status + ": " + runs.reason, "its row or its curve is damaged"
-    runs["left_out"] = np.select([runs.status != "finished", ~whole], problems, "")
-    for name in runs.run[runs.left_out == problems[1]]:
-        print(f"left out {name!r}: {problems[1]}", file=sys.stderr)
-    rank = {name: i for i, name in enumerate((*GROUPS, *TASKS, *FAMILY))}
-    order = ["group", "task", "env_id", "steps", "algo", "variant", "seed", "started"]
-    used = runs[runs.left_out == ""].sort_values(
-        order, key=lambda x: x.map(rank) if x.name in ("group", "task", "algo") else x
-    )
+    damaged = "its row or its curve is damaged"
+    runs["left_out"] = np.select([runs.status != "finished", ~whole], [runs.status + ": " + runs.reason, damaged], "")
+    for name in runs.run[runs.left_out == damaged]:
+        print(f"left out {name!r}: {damaged}", file=sys.stderr)
+    good, order = runs.left_out == "", ["group", "task", "env_id", "steps", "algo", "variant", "seed", "started"]
+    rank = {name: i for i, name in enumerate((*GROUPS, *TASKS, *FAMILY))}  # other tasks come last
+    used = runs[good].sort_values(order, key=lambda x: x.map(rank) if x.name in ("group", "task", "algo") else x)
     used.loc[used.duplicated([*CELL, "seed"], keep="last"), "left_out"] = "a newer run has the same flags and seed"
-    return pd.concat([used, runs[runs.left_out != ""].sort_values(["run", "started"])], ignore_index=True)
+    return pd.concat([used, runs[~good].sort_values(["run", "started"])], ignore_index=True)
 
 
 def variant(row: dict) -> str:
@@ -359,22 +332,21 @@ def tables(runs: pd.DataFrame) -> str:
         text += ["## Variants", "Runs with other flags, beside the defaults."]
         text += [markdown(table(varied).drop(columns=["paper", "CleanRL"]))]
     if len(unused):
-        listed = unused[["run", "left_out", "final_return"]].map(lambda cell: escape(str(cell)))
+        listed = unused[["run", "left_out", "final_return"]].map(escape)
         text += ["## Not in the tables", markdown(listed.set_axis(["run", "why", "score so far"], axis=1))]
     return "\n\n".join(text) + "\n"
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
     columns = ["task", "preset", "algorithm", "variant", "ours", "interquartile mean", "paper", "CleanRL"]
-    lines, length = [], {"on-policy": "10M", "off-policy": "steps not given"}
+    lines = []
     for (algo, preset, env_id, steps, name), cell in runs.groupby(CELL, sort=False):
         mean, middle = statistics(cell.final_return.to_numpy(float))
-        task, family = cell.task.iloc[0], FAMILY[algo]
-        paper = PAPER.get((f"{family} {preset}", task, algo))
-        peer = CLEANRL.get(f"{algo} {preset}", {}).get(task) if env_id.endswith("-v4") else None
-        lines.append([escape(env_id), preset, algo, escape(name) or "default"])
-        lines[-1] += [f"{mean} (n = {len(cell)}, {short(steps)})", middle]
-        lines[-1] += [f"{paper} (n = 5, {length[family]})" if paper else "—", f"{peer} (n = 3, 1M)" if peer else "—"]
+        key = cell.group.iloc[0], cell.task.iloc[0], algo
+        paper = PUBLISHED.get(("paper", *key), "—")
+        peer = PUBLISHED.get(("CleanRL", *key), "—") if env_id.endswith("-v4") else "—"
+        ours = f"{mean} (n = {len(cell)}, {short(steps)})"
+        lines.append([escape(env_id), preset, algo, escape(name) or "default", ours, middle, paper, peer])
     return pd.DataFrame(lines, columns=columns)
 
 
@@ -417,7 +389,7 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def escape(text: str) -> str:
+def escape(text: object) -> str:
     return re.sub(r"([\\|`<\[*])", r"\\\1", printable(text))
 
 
@@ -430,14 +402,14 @@ def figures(runs: pd.DataFrame) -> dict[str, Figure]:
         usual = usual[usual.steps == usual.env_id.map(length)]
         if len(usual):
             panels = usual.groupby(["env_id", "steps"], sort=False)
-            drawn[f"curves_{name}.png"] = draw(panels, "algo", FAMILIES[group.split()[0]], group)
+            drawn[f"curves_{name}.png"] = draw(panels, "algo", list(FAMILIES[group.split()[0]]), group)
         if len(varied := found.groupby(CELL[:-1]).filter(lambda cell: any(cell.variant))):
             panels, labels = varied.groupby(["algo", "env_id", "steps"], sort=False), sorted(set(varied.variant))
             drawn[f"variants_{name}.png"] = draw(panels, "variant", labels, f"{group}, variants")
     return drawn
 
 
-def draw(panels, column: str, labels: Sequence[str], heading: str) -> Figure:
+def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
     """Mean and standard error over seeds, or each seed as a thin line where there are fewer than 3."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows, lines = -(-len(panels) // columns), {}
@@ -446,7 +418,7 @@ def draw(panels, column: str, labels: Sequence[str], heading: str) -> Figure:
         axis = figure.add_subplot(rows, columns, i + 1)
         cells = panel.groupby(column).curve
         for label, cell in cells:
-            k, curves = labels.index(label), align(cell)
+            k, curves = labels.index(label), align(list(cell))
             color, style, x = COLORS[k % len(COLORS)], STYLES[k % len(STYLES)], curves.index / 1e6
             center, error = curves.mean(axis=1), curves.sem(axis=1)
             y, width = (curves, 0.8) if len(cell) < 3 else (center, 1.6)
@@ -463,17 +435,14 @@ def draw(panels, column: str, labels: Sequence[str], heading: str) -> Figure:
     return figure
 
 
-def align(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def align(curves: list[pd.DataFrame]) -> pd.DataFrame:
     """One column per seed, from where all have begun. A bin in which no episode ended is interpolated."""
     table = pd.concat([curve.set_index("step")["return"] for curve in curves], axis=1).sort_index()
     return table.interpolate(method="index").dropna()
 
 
 def publish(entity: str, project: str, table: Path) -> str:
-    """Make the live report, or update the one with its title.
-
-    Its panels are filters on tags and job type, the algorithm: later runs appear by themselves.
-    """
+    """Make or update the live report. Its panels are filters on tags and job type: later runs appear by themselves."""
     import wandb_workspaces.reports.v2 as wr
 
     title, old = "MDPO, TRPO, PPO and SAC", wandb_api().reports(f"{entity}/{project}")
