@@ -45,7 +45,7 @@ FAMILIES = {"on-policy": ("mdpo_onpolicy", "trpo", "ppo"), "off-policy": ("mdpo_
 FAMILY = {algo: family for family, algos in FAMILIES.items() for algo in algos}
 GROUPS = ("on-policy loaded-gae", "on-policy loaded", "on-policy minimal", "off-policy loaded", "off-policy minimal")
 # The paper's mean ± 95 % interval on v2 tasks, Tsallis at its best q, and CleanRL's on v4 tasks, SAC with 256 units.
-published = pd.read_csv(Path(__file__).parent / "results/published.csv").set_index(["source", "group", "task", "algo"])
+published = pd.read_csv(Path(__file__).parent / "tools/published.csv").set_index(["source", "group", "task", "algo"])
 PUBLISHED = (published.score + " (" + published.runs + ")").to_dict()
 PAPER = published.score["paper"].to_dict()
 TASKS = tuple(dict.fromkeys(task for _, task, _ in PAPER))
