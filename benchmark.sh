@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # usage: [VARIABLE=value ...] ./benchmark.sh
-#
 # Trains each of ALGOS on each of ENVS with each of SEEDS, by default the paper's grid. Call it again to continue: it
 # skips finished runs and resumes the others. Ctrl-C stops all runs at checkpoints; a second Ctrl-C kills them.
 #
@@ -13,25 +12,21 @@
 #   WORKERS     runs at a time, one thread each; default: the number of cores, with SLURM no limit
 #   WANDB_MODE  offline (default), online or disabled; WANDB_PROJECT: mdpo; PYTHON: python
 #   DRY_RUN=1   print the commands, run nothing
-#   SLURM=1     submit the unfinished runs as one job array. A job that is preempted or near its time limit stops at a
-#               checkpoint, is requeued and resumes. PARTITION, TIME, MEM (4G) and GPUS (none) are passed to sbatch;
-#               SBATCH_ACCOUNT and the like work too
+#   SLURM=1     submit the unfinished runs as one job array; jobs that are preempted or near their time limit stop at a
+#               checkpoint, are requeued and resume. For sbatch: PARTITION, TIME, MEM (4G), GPUS (none) and SBATCH_*
 #
 # A run is named ENV__ALGO__PRESET__STEPS__SEED, plus __EXTRA if set. Its folder is runs/NAME, with a file `finished` at
 # the end; its output goes to runs/NAME.log. All scripts except trpo get --compile; EXTRA=--no-compile turns it off.
 # Exit status: 0 all finished (SLURM: submitted), 1 not all finished, 2 invalid input, 128 + signal if stopped.
 
+# --------------------------------------------------------------------------------------------------------------- input
 set -uo pipefail
 fail() { echo "benchmark.sh: $*" >&2; exit 2; }
-
-# --------------------------------------------------------------------------------------------------------------- input
 [[ ${1-} == --help || ${1-} == -h ]] && sed -n '2,/^$/s/^# \?//p' "$0" && exit
 (($# == 0)) || fail "unknown argument $1; settings are variables, see --help."
-((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash 4.4 or newer is required, this is $BASH_VERSION."
-command -v flock >/dev/null || fail "flock not found; install util-linux."
-on_policy="mdpo_onpolicy trpo ppo" off_policy="mdpo_offpolicy mdpo_tsallis sac"
-PRESET=${PRESET-} STEPS=${STEPS-} WORKERS=${WORKERS-} WANDB_MODE=${WANDB_MODE:-offline} PYTHON=${PYTHON:-python}
-DRY_RUN=${DRY_RUN:-0} SLURM=${SLURM:-0}
+{ ((BASH_VERSINFO[0] * 10 + BASH_VERSINFO[1] >= 44)) && type flock >/dev/null; } || fail "bash 4.4 and flock required."
+on_policy="mdpo_onpolicy trpo ppo" off_policy="mdpo_offpolicy mdpo_tsallis sac" here=$(dirname "$0")
+: "${PRESET:=}" "${STEPS:=}" "${WORKERS:=}" "${DRY_RUN:=0}" "${SLURM:=0}" "${WANDB_MODE:=offline}" "${PYTHON:=python}"
 [[ $PRESET == loaded-gae ]] && known=$on_policy || known="$on_policy $off_policy"
 read -rd '' -a algos <<<"${ALGOS:-$known}"
 read -rd '' -a envs <<<"${ENVS:-Hopper-v4 Walker2d-v4 HalfCheetah-v4 Ant-v4 Humanoid-v4 HumanoidStandup-v4}"
@@ -49,15 +44,12 @@ done
 ours="env-id|seed|preset|total-timesteps|run-name|runs-dir|(no-)?resume|evaluate|wandb-mode|wandb-project"
 [[ ! " ${extra[*]//_/-} " =~ \ (--($ours))[=\ ] ]] || fail "EXTRA must not contain ${BASH_REMATCH[1]}."
 slug="${extra[*]}" slug=${slug#"${slug%%[!-]*}"} slug=${slug// --/_} slug=${slug//[^A-Za-z0-9._-]/-}
-here=$(dirname "$0")
-python=$(command -v "$PYTHON") || fail "$PYTHON not found; set PYTHON or activate the virtual environment."
-python=$(realpath -s "$python") # a SLURM node may have another PATH
+python=$(realpath -s "$(command -v "$PYTHON")" 2>/dev/null) || fail "$PYTHON not found; set PYTHON." # in full for SLURM
 # The scripts themselves refuse the rest: unknown flags, presets and tasks, numbers out of range, missing packages.
 problem=$("$python" - "$here" "${algos[*]}" "${envs[*]}" ${PRESET:+--preset "$PRESET"} \
   ${STEPS:+--total-timesteps "$STEPS"} --wandb-mode "$WANDB_MODE" "${extra[@]}" 2>&1 <<'END'
 import importlib, itertools, sys
-folder, algos, envs, *flags = sys.argv[1:]
-sys.path.insert(0, folder)
+sys.path[0], algos, envs, *flags = sys.argv[1:]
 scripts = [importlib.import_module(algo) for algo in algos.split()]
 for script in scripts:
     sys.argv[0] = f"{script.__name__}.py"
@@ -65,26 +57,22 @@ for script in scripts:
 for script, env_id in itertools.product(scripts, envs.split()):
     script.make_env(env_id)
 END
-) || {
-  problem=${problem#*rror: }   # without the warnings or the traceback before it
-  fail "${problem/#╭/$'\n'╭}" # tyro's box gets its own lines
-}
+) || { problem=${problem#*rror: } && fail "${problem/#╭/$'\n'╭}"; } # no traceback; tyro's box gets its own lines
 
 # ---------------------------------------------------------------------------------------------------------------- grid
 declare -A taken=() # run name -> who has it
 if [[ -d runs/slurm ]] && command -v squeue >/dev/null; then
   queue=$(squeue --me --noheader --array --format="%j %K") || fail "squeue cannot list the queue."
   while read -r array index; do # an array is named after its list of commands
-    [[ -f runs/slurm/$array ]] || continue
-    mapfile -t -s "$index" -n 1 run <"runs/slurm/$array"
+    mapfile -t -s "$index" -n 1 run 2>/dev/null <"runs/slurm/$array" || continue # not ours
     [[ ${run[0]-} =~ --run-name\ ([^ ]+) ]] && taken[${BASH_REMATCH[1]}]="in SLURM's queue, array $array"
   done <<<"$queue"
 fi
-finished() { [[ -f runs/$1/finished && $(<"runs/$1/finished") == "$2" ]]; } # NAME STEPS
+finished() { [[ -f runs/$1/finished && $1 == *"__$(<"runs/$1/finished")__"[0-9]* ]]; } # NAME contains the steps
 # NAME: a script locks its run while it trains. The short wait is for other calls that only look.
 locked() { [[ -e runs/$1/lock ]] && ! flock --wait 0.1 "runs/$1/lock" true; }
 summary() { echo "$done of $total runs are finished."; }
-commands=() all=" " total=0 done=0 elsewhere=0
+commands=() all=" " total=0 done=0 to_go=0
 for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithms and tasks
   for env in "${envs[@]}"; do
     for algo in "${algos[@]}"; do
@@ -97,23 +85,21 @@ for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithm
       ((${#name} <= 128)) || fail "EXTRA is too long: W&B takes run names of 128 characters, not ${#name}."
       [[ $all == *" $name "* ]] && continue # listed twice
       all+="$name " total=$((total + 1))
-      if finished "$name" "$steps"; then
+      if finished "$name"; then
         done=$((done + 1))
       elif [[ ${taken[$name]-} ]] || locked "$name"; then
-        elsewhere=$((elsewhere + 1))
         echo "not started: $name: ${taken[$name]-another process trains it}" >&2
       else
         [[ $algo == trpo ]] && compile='' || compile=--compile # measured: faster for all but trpo
-        printf -v command ' %q' "$python" "$here/$algo.py" --env-id "$env" --seed "$seed" --preset "$preset" \
-          --total-timesteps "$steps" --run-name "$name" --resume --wandb-mode "$WANDB_MODE" \
-          --wandb-project "${WANDB_PROJECT:-mdpo}" ${compile:+"$compile"} \
-          ${slug:+--wandb-group "${algo}__${preset}__${env}__$slug"} "${extra[@]}"
-        commands+=("OMP_NUM_THREADS=1$command")
+        printf -v command ' %q' "$python" "$here/$algo.py" --env-id "$env" --seed "$seed" --total-timesteps "$steps" \
+          --preset "$preset" --run-name "$name" --wandb-mode "$WANDB_MODE" --wandb-project "${WANDB_PROJECT:-mdpo}" \
+          --resume ${compile:+"$compile"} ${slug:+--wandb-group "${algo}__${preset}__${env}__$slug"} "${extra[@]}"
+        commands+=("OMP_NUM_THREADS=1$command") to_go=$((to_go + 1))
       fi
     done
   done
 done
-((${#commands[@]})) || { summary && ((done == total)); exit; }
+((to_go)) || { summary && ((done == total)); exit; }
 ((!DRY_RUN)) || printf '%s\n' "${commands[@]}"
 ((DRY_RUN)) || { mkdir -p runs && [[ -w runs ]]; } || fail "cannot write to the folder runs."
 
@@ -138,79 +124,63 @@ status=$?
 [[ $requeue && $status -ge 128 && $(stat -c %y "$checkpoint" 2>&1) != "$before" ]] && scontrol requeue "$SLURM_JOB_ID"
 exit "$status"
 END
-if ((SLURM)); then
+if ((SLURM)); then # options are arguments, since SBATCH_* variables override #SBATCH lines
   array=mdpo-$(date +%Y%m%d-%H%M%S)-$$
-  # As arguments, since SBATCH_* variables override #SBATCH lines.
-  submit=(sbatch --parsable --job-name="$array" --array="0-$((${#commands[@]} - 1))${WORKERS:+%$WORKERS}" --ntasks=1
+  submit=(sbatch --parsable --job-name="$array" --array="0-$((to_go - 1))${WORKERS:+%$WORKERS}" --ntasks=1
     --cpus-per-task=1 --mem="${MEM:-4G}" ${TIME:+--time="$TIME"} ${PARTITION:+--partition="$PARTITION"}
     ${GPUS:+--gres=gpu:"$GPUS"} --requeue --signal=B:USR1@120 --open-mode=append --output="runs/slurm/%x_%a.log")
   ((!DRY_RUN)) || { printf '%s\n' "${submit[*]}" "$batch_script" && exit; }
-  command -v sbatch >/dev/null || fail "sbatch not found; SLURM=1 is for the login node of a cluster."
   limit=$(scontrol show config | awk '$1 == "MaxArraySize" {print $3}')
-  ((${#commands[@]} <= ${limit:-1001})) ||
-    fail "${#commands[@]} runs exceed this cluster's MaxArraySize, $limit; submit part of the grid, such as SEEDS=1."
-  mkdir -p runs/slurm
-  printf '%s\n' "${commands[@]}" >"runs/slurm/$array"
-  job=$("${submit[@]}" <<<"$batch_script") || { rm "runs/slurm/$array" && fail "sbatch refused the job."; }
-  echo "Submitted ${#commands[@]} runs as job array $job. See squeue --me and runs/*.log. $(summary)"
+  ((to_go <= ${limit:-1001})) || fail "$to_go runs exceed this cluster's MaxArraySize, $limit; choose fewer SEEDS."
+  { mkdir -p runs/slurm && printf '%s\n' "${commands[@]}" >"runs/slurm/$array"; } || fail "cannot write to runs/slurm."
+  job=$("${submit[@]}" <<<"$batch_script") || { rm "runs/slurm/$array" && fail "sbatch failed."; }
+  echo "Submitted $to_go runs as job array $job. See squeue --me and runs/*.log. $(summary)"
 fi
 ((!SLURM && !DRY_RUN)) || exit 0
 
 # -------------------------------------------------------------------------------------------------------- this machine
 cell() { # COMMAND: trains a run. Prints a line when it starts and one when it ends, with its exit status.
   trap : INT TERM HUP # the run stops on these, and this waits for it
-  [[ $1 =~ --total-timesteps\ ([0-9]+)\ --run-name\ ([^ ]+) ]]
-  echo "+1 ${BASH_REMATCH[*]:1}"
-  (
-    [[ ! -e $state/stop ]] || exit
-    printf '\n=== %s: %s\n' "$(date)" "$1"
-    eval "exec env $1"
-  ) </dev/null >>"runs/${BASH_REMATCH[2]}.log" 2>&1
-  echo "-1 ${BASH_REMATCH[*]:1} $?" # last, so that the cell ends with 0: xargs stops at a 255
+  [[ $1 =~ --run-name\ ([^ ]+) ]]
+  echo "+1 ${BASH_REMATCH[1]}"
+  printf '\n=== %s: %s\n' "$(date)" "$1" >>"runs/${BASH_REMATCH[1]}.log"
+  ([[ ! -s $stop_file ]] && eval "exec env $1") >>"runs/${BASH_REMATCH[1]}.log" 2>&1
+  echo "-1 ${BASH_REMATCH[1]} $?" # last, so that the cell ends with 0: xargs stops at a 255
 }
 on_signal() { # NUMBER
   if ((!stop)); then
-    stop=$1 stopped_at=$SECONDS
-    touch "$state/stop" # first, for cells that are about to start a run
-    kill -INT -- ${group:+"-$group"} 2>/dev/null
+    stop=$1 stopped_at=$SECONDS end=", stopping at checkpoints$end"
+    echo "$stop" >"$stop_file" # first, for cells that are about to start a run
+    kill -INT -- "-$group" 2>/dev/null
+    echo -n "$clear$running running$end" 2>/dev/null
   elif ((SECONDS > stopped_at + 1)); then # not at once: `timeout` sends its signal twice
     kill -KILL -- "-$group" 2>/dev/null
   fi
 }
-state=$(mktemp -d) group='' stop=0 running=0 failures=() shown=''
+stop_file=$(mktemp) group='' stop=0 running=0 failures=()
 [[ -t 1 ]] && clear=$'\r\e[K' end='' || clear='' end=$'\n' # on a terminal the status line is rewritten in place
-trap 'rm -rf "$state"' EXIT
+trap 'rm -f "$stop_file"' EXIT
 trap 'on_signal 1' HUP
 trap 'on_signal 2' INT
 trap 'on_signal 15' TERM
 trap : PIPE # Ctrl-C also ends a `tee` behind this script
-mkfifo "$state/events"
-export state && export -f cell
-workers=${WORKERS:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)}
-set -m # gives xargs a process group of its own, so that the terminal's Ctrl-C reaches only this script
-# shellcheck disable=SC2016 # for the inner bash
-xargs -d '\n' -n 1 -P "$workers" "$BASH" -c 'cell "$1"' cell < <(printf '%s\n' "${commands[@]}") >"$state/events" &
+export stop_file && export -f cell
+# shellcheck disable=SC2016 # for the inner bash. setsid: the terminal's Ctrl-C reaches only this script.
+exec 3< <(trap - INT QUIT && exec setsid xargs -d '\n' -n 1 -P "${WORKERS:-$(OMP_NUM_THREADS='' nproc)}" \
+  "$BASH" -c 'cell "$1"' cell < <(printf '%s\n' "${commands[@]}")) # trap: a background process ignores SIGINT
 group=$!
-set +m
-exec 3<"$state/events"
-while read -r -t 1 -u 3 change steps name status || (($? > 128)); do # above 128: no news within a second
-  running=$((running + change))
+while read -r -t 1 -u 3 change name status || (($? > 128)); do # above 128: no news within a second
+  running=$((running + change)) to_go=$((to_go - (change > 0)))
   if [[ $status == 2 ]] && locked "$name"; then # refused: another process was faster
-    elsewhere=$((elsewhere + 1))
     echo "${clear}not started: $name: another process trains it" >&2
-  elif [[ $status ]] && finished "$name" "$steps"; then
+  elif [[ $status ]] && finished "$name"; then
     done=$((done + 1))
   elif [[ $status ]] && ((!stop)); then
     failures+=("$name, exit status $status")
   fi
-  line="$done done, $running running, ${#failures[@]} failed"
-  line+=", $((total - done - running - ${#failures[@]} - elsewhere)) to go"
-  ((!stop)) || line+=", stopping at checkpoints"
-  [[ $line == "$shown" ]] || printf '%s' "$clear$line$end" 2>/dev/null
-  shown=$line
+  [[ ! $change ]] || echo -n "$clear$done done, $running running, ${#failures[@]} failed, $to_go to go$end" 2>/dev/null
 done
-
-printf '%s' "$clear"
+echo -n "$clear"
 for failure in "${failures[@]}"; do
   echo "failed: $failure; the end of runs/${failure%,*}.log:"
   tail -c 2000 "runs/${failure%,*}.log" | tr '\r' '\n' | tail -n 12 | sed 's/^/    /'

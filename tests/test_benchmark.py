@@ -54,7 +54,8 @@ mkdir -p "$run"
 exec 9>>"$run/lock"
 flock -n 9 || { echo "in use by another process"; exit 2; }
 [[ ! -e $run/finished || $(<"$run/finished") != "${BASH_REMATCH[2]}" ]] || exit 0
-for signal in HUP INT TERM; do trap "note $signal; stop=1" $signal; done
+# Not `note`: bash may fail to parse its $(...) when a second signal comes meanwhile.
+for signal in HUP INT TERM; do trap "echo 0 $$ $signal >>calls; stop=1" $signal; done
 note start "$command"
 [[ ${FAIL-} && ${BASH_REMATCH[1]} == 1 ]] && exit "$FAIL"
 while [[ -e hold && ! ${stop-} ]]; do sleep 0.1; done
