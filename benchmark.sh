@@ -16,7 +16,7 @@
 #               checkpoint, are requeued and resume. For sbatch: PARTITION, TIME, MEM (4G), GPUS (none) and SBATCH_*
 #
 # A run is named ENV__ALGO__PRESET__STEPS__SEED, plus __EXTRA if set. Its folder is runs/NAME, with a file `finished` at
-# the end; its output goes to runs/NAME.log. All scripts except trpo get --compile; EXTRA=--no-compile turns it off.
+# the end; its output goes to runs/NAME.log. All runs get --compile; EXTRA=--no-compile turns it off.
 # Exit status: 0 all finished (SLURM: submitted), 1 not all finished, 2 invalid input, 128 + signal if stopped.
 
 # --------------------------------------------------------------------------------------------------------------- input
@@ -90,10 +90,9 @@ for seed in "${seeds[@]}"; do # outermost, so that half a grid has all algorithm
       elif [[ ${taken[$name]-} ]] || locked "$name"; then
         echo "not started: $name: ${taken[$name]-another process trains it}" >&2
       else
-        [[ $algo == trpo ]] && compile='' || compile=--compile # measured: faster for all but trpo
         printf -v command ' %q' "$python" "$here/$algo.py" --env-id "$env" --seed "$seed" --total-timesteps "$steps" \
           --preset "$preset" --run-name "$name" --wandb-mode "$WANDB_MODE" --wandb-project "${WANDB_PROJECT:-mdpo}" \
-          --resume ${compile:+"$compile"} ${slug:+--wandb-group "${algo}__${preset}__${env}__$slug"} "${extra[@]}"
+          --resume --compile ${slug:+--wandb-group "${algo}__${preset}__${env}__$slug"} "${extra[@]}"
         commands+=("OMP_NUM_THREADS=1$command") to_go=$((to_go + 1))
       fi
     done
