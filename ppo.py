@@ -6,7 +6,7 @@
 
     python ppo.py --env-id Hopper-v4
 
-PPO, like MDPO, takes gradient steps on samples of pi_k and differs in how it stays near pi_k. MDPO subtracts
+PPO, like MDPO, takes gradient steps on samples from pi_k and differs in how it stays near pi_k. MDPO subtracts
 (1 / t_k) KL(pi_theta || pi_k). PPO clips the ratio r = pi_theta(a|s) / pi_k(a|s) and maximizes (the MDPO paper's Eq. 9)
 
     mean[ min( r A_k, clip(r, 1 - eps, 1 + eps) A_k ) ].
@@ -19,11 +19,11 @@ paper, KL-PPO, has a penalty instead (--objective kl-fixed, or kl-adaptive with 
 
 KL-PPO differs from MDPO in three ways: minibatches, the schedule of beta, and the direction of the KL. With
 --objective kl-annealed --kl-direction new-old, the whole batch as --minibatch-size, m --update-epochs, MDPO's critic
-and learning rate (--critic-minibatch-size 128 --no-anneal-lr) it is mdpo_onpolicy.py to the bit.
+and learning rate (--critic-minibatch-size 128 --no-anneal-lr) it reproduces mdpo_onpolicy.py bit for bit.
 
 - Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
 - As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.
-- Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
+- Beyond the paper: truncated episodes bootstrap from the value of their last observation.
 
 `diff ppo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
@@ -38,7 +38,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -56,10 +56,10 @@ from tqdm import tqdm
 class Args:
     env_id: str = "Hopper-v4"  # any Gymnasium task with flat Box observations and Box actions
     seed: int = 1  # seeds the networks, exploration noise, minibatches and environments
-    total_timesteps: int = 1_000_000  # environment steps; K = total_timesteps / (num_steps * num_envs) iterations
+    total_timesteps: int = 1_000_000  # environment steps, rounded down to K iterations of num_steps * num_envs
     preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the updates; takes half a minute the first time
+    compile: bool = False  # torch.compile the updates; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -68,13 +68,13 @@ class Args:
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
-    evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
+    evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # environments, stepped one after another
-    num_steps: int = 2048  # T, steps per environment and iteration
+    num_steps: int = 2048  # T, steps per environment per iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
@@ -82,12 +82,12 @@ class Args:
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
-    clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
+    clip_value_loss: bool = True  # clip the value loss at ±0.2 around the old values (minimal: off)
     critic_epochs: int = 10  # the critic's epochs per iteration
     critic_minibatch_size: int = 64  # the critic's minibatch
     objective: Literal["clip", "kl-fixed", "kl-adaptive", "kl-annealed"] = "clip"  # clipped ratio, or a KL penalty
     clip_coef: float = 0.2  # ε of --objective clip
-    kl_coef: float = 1.0  # β of kl-fixed, first β of kl-adaptive; kl-annealed divides it by t_k = 1 - k/K
+    kl_coef: float = 1.0  # β of kl-fixed, initial β of kl-adaptive; kl-annealed divides it by t_k = 1 - k/K
     target_kl: float = 0.01  # mean KL per iteration that kl-adaptive aims at
     kl_direction: Literal["old-new", "new-old"] = "old-new"  # KL(π_k ‖ π_θ), or KL(π_θ ‖ π_k) as in MDPO
     update_epochs: int = 10  # the policy's passes over a batch
@@ -97,7 +97,7 @@ class Args:
         for name, value in vars(self).items():
             zero_allowed = name in ("seed", "gae_lambda")
             if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+                raise ValueError(f"--{name.replace('_', '-')} must be positive and finite, not {value}")
         if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
             raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
         if self.run_name == ".." or self.run_name != Path(self.run_name).name or len(self.run_name) > 128:
@@ -125,13 +125,13 @@ class Policy(nn.Module):
     def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
         self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))  # the same in all states
+        self.log_std = nn.Parameter(torch.zeros(action_dim))  # state-independent
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
 
     def numpy_mean(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The mean action as a numpy function: for a few observations several times faster than torch."""
+        """The mean network in numpy: several times faster than torch for a few observations."""
         w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
         return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
@@ -196,7 +196,7 @@ def policy_backward(policy: Policy, batch: dict[str, Tensor], rows: Tensor, kl_c
     else:
         loss = kl_loss(ratio, batch["advantages"], penalty_kl(pi, pi_k, args.kl_direction), kl_coef)
     loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # as in the release; foreach does not fuse
+    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # foreach=True would not fuse
     return loss.detach()
 
 
@@ -206,7 +206,7 @@ def train(args: Args) -> int:
     envs = [make_env(args.env_id) for _ in range(N)]
     obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
@@ -218,7 +218,7 @@ def train(args: Args) -> int:
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
     parts = dict(policy=policy, critic=critic, optimizer=optimizer)
     kl_coef = torch.tensor(args.kl_coef, device=device)
-    parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # for the checkpoint, in the same memory
+    parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # shares its memory, for the checkpoint
     parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
     run = Run(args, parts, total=K * T * N)
 
@@ -259,8 +259,8 @@ def train(args: Args) -> int:
             batch = dict(obs=flat(obs_inputs), actions=flat(actions))
             pi_k = policy(batch["obs"])
             batch |= dict(means=pi_k.loc, std=pi_k.scale, log_probs=pi_k.log_prob(batch["actions"]).sum(-1))
-            both = torch.cat([batch["obs"], flat(next_inputs)])
-            values, next_values = critic(both).view(2, N, T).transpose(1, 2).cpu().double().numpy()
+            inputs = batch["obs"], flat(next_inputs)
+            values, next_values = (critic(x).view(N, T).T.cpu().double().numpy() for x in inputs)
         advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         batch["advantages"] = flat((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
@@ -274,7 +274,7 @@ def train(args: Args) -> int:
             order = torch.randperm(T * N) if args.minibatch_size < T * N else torch.arange(T * N)
             for rows in order.to(device).split(args.minibatch_size):
                 policy_loss = improve(policy, batch, rows, kl_coef, args)
-                optimizer.step()
+                optimizer.step()  # skips the critic, which has no gradient here
                 optimizer.zero_grad()
 
         # Policy evaluation: fit the critic on shuffled minibatches.
@@ -290,7 +290,8 @@ def train(args: Args) -> int:
         metrics = {"losses/policy_loss": policy_loss, "charts/kl_coef": kl_coef.item()}
         if args.objective == "kl-adaptive":  # double or halve beta for the next iteration
             kl = penalty_kl(pi, pi_k, args.kl_direction).mean()
-            kl_coef.mul_(2.0 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1.0)
+            kl_factor = 2.0 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1.0
+            kl_coef.mul_(kl_factor).clamp_(1e-6, 1e6)
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
         metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
@@ -309,7 +310,7 @@ class RunningMoments(RunningMeanStd):  # Gymnasium's mean and variance of all sa
 
 
 class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
-    def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
+    def __init__(self, args: Args, parts: dict[str, Any], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
@@ -354,7 +355,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
-        """Save if it is time. Returns whether a signal asked to stop."""
+        """Save if due. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
@@ -374,7 +375,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
             self.wandb.finish(exit_code=status)
-        except ConnectionError:  # a resume logs what W&B has missed
+        except ConnectionError:  # --resume logs the points that W&B missed
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
@@ -412,7 +413,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     return env
 
 
-def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
+def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
     """Load --run-name's checkpoint, if there is one, into parts. weights_only: an untrusted file cannot run code."""
     path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
@@ -430,7 +431,7 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
@@ -452,14 +453,13 @@ def parse_args(argv: list[str] | None = None) -> Args:
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps < args.num_steps * args.num_envs:
         fail(f"--total-timesteps must be at least one iteration, {args.num_steps * args.num_envs} steps")
-    if not args.run_name:
-        args.run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time():.0f}".replace("/", "-")
     return args
 
 
 def evaluate(args: Args) -> int:
     if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+        os.environ.setdefault("MUJOCO_GL", "egl")  # headless rendering
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     low, high, returns = env.action_space.low, env.action_space.high, []
     policy, obs_moments = Policy(env.observation_space.shape[0], len(low), args.orthogonal_init), RunningMoments()

@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch>=2.11", "gymnasium[mujoco]>=1.1", "mujoco>=3.2", "numpy>=2", "tyro>=1", "wandb>=0.31", "tqdm"]
 # ///
-"""Soft Actor-Critic (SAC; Haarnoja, Zhou, Abbeel & Levine, 2018), as the MDPO paper compares with it, in one file.
+"""Soft Actor-Critic (SAC; Haarnoja, Zhou, Abbeel & Levine, 2018), the baseline of the MDPO paper, in one file.
 
     python sac.py --env-id Hopper-v4
 
 Off-policy MDPO keeps the next policy near the last one, by (1 / t_k) KL(pi_theta || pi_k). SAC keeps it near the
-uniform policy, the KL to which is a constant minus the entropy. In a soft MDP, where the reward includes lambda times
+uniform policy: KL(pi || uniform) is a constant minus the entropy. In a soft MDP, where the reward includes lambda times
 the entropy, the next policy is the projection of exp(Q / lambda) / Z (the MDPO paper's Eqs. 12-13, with lambda). With
 reparameterized actions this minimizes (Eq. 14)
 
@@ -16,10 +16,10 @@ reparameterized actions this minimizes (Eq. 14)
 This is off-policy MDPO's loss at 1 / t_k = lambda, where the old policy cancels: with the same seed the two scripts
 then produce the same run. `diff sac.py mdpo_offpolicy.py` shows how they differ.
 
-- Q fits r + gamma V', with V' a Polyak average of V, as in the first SAC; later versions have target Q networks.
+- Q fits r + gamma V', with V' a Polyak average of V, as in the original SAC; later versions have target Q networks.
 - All gradients of an update are taken at the same parameters.
 - lambda is fixed at 0.2, as in the MDPO paper. The policy loss uses Q1, as in its authors' code, not min(Q1, Q2).
-- The policy acts in [-1, 1] and the environment rescales to the task's bounds, so lambda means the same everywhere.
+- Actions are in [-1, 1]; the environment rescales them, so lambda has the same meaning in all tasks.
 - Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
@@ -35,7 +35,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -55,7 +55,7 @@ class Args:
     total_timesteps: int = 1_000_000  # K, environment steps
     preset: Literal["loaded", "minimal"] = "loaded"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the update; takes half a minute the first time
+    compile: bool = False  # torch.compile the update; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -64,7 +64,7 @@ class Args:
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25,000
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
-    evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
+    evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
@@ -83,7 +83,7 @@ class Args:
         for name, value in vars(self).items():
             zero_allowed = name in ("seed", "entropy_coef")
             if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+                raise ValueError(f"--{name.replace('_', '-')} must be positive and finite, not {value}")
         if max(self.gamma, self.tau) > 1 or self.checkpoint_interval > HEADROOM or self.seed >= 2**32:
             raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25,000, --seed below 2**32")
         if self.run_name == ".." or self.run_name != Path(self.run_name).name or len(self.run_name) > 128:
@@ -114,7 +114,7 @@ class Adam(nn.Module):
 
     @torch.no_grad()
     def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
-        gradient = torch.cat([g.flatten() for g in gradients])  # one vector: few operations
+        gradient = torch.cat([g.flatten() for g in gradients])  # one flat vector: fewer kernels
         self.count += 1
         self.mean.lerp_(gradient, 0.1)
         self.square.lerp_(gradient**2, 0.001)
@@ -130,7 +130,7 @@ class Agent(nn.Module):
         self.policy = mlp(obs_dim, hidden, 2 * action_dim)  # mean and log std of u, for actions tanh(u)
         self.q1, self.q2 = mlp(obs_dim + action_dim, hidden, 1), mlp(obs_dim + action_dim, hidden, 1)
         self.v = mlp(obs_dim, hidden, 1)
-        for parameter in self.policy[-1].parameters():  # else pi_0 is nearly deterministic where observations are large
+        for parameter in self.policy[-1].parameters():  # else large observations make pi_0 nearly deterministic
             parameter.data *= 0.01
         self.target_v = copy.deepcopy(self.v)
         self.policy_params = list(self.policy.parameters())
@@ -156,7 +156,7 @@ def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_density(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-    """Log-density of tanh(u) per dimension, u = mean + std z. softplus keeps log(1 - tanh(u)^2) exact for large u."""
+    """Log-density of tanh(u) per dimension, u = mean + std z. softplus: accurate log(1 - tanh(u)^2) for large u."""
     log_det_tanh = 2 * (math.log(2) - u - F.softplus(-2 * u))
     return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - log_det_tanh
 
@@ -198,8 +198,8 @@ def train(args: Args) -> int:
     env = make_env(args.env_id)
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
-    torch.set_flush_denormal(True)  # Adam's means of dead units decay to denormals, which CPUs are slow with
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
+    torch.set_flush_denormal(True)  # dead units' Adam means decay to denormals, which are slow on CPUs
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
     learn = update
@@ -210,7 +210,7 @@ def train(args: Args) -> int:
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
     run = Run(args, dict(agent.named_children()), total=args.total_timesteps)
-    run.parts["replay"] = buffer  # flushed with every checkpoint
+    run.parts["replay"] = buffer  # added after loading: its state_dict() only flushes the file
     act, metrics = numpy_policy(agent.policy), {}
     obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, run.step]).generate_state(1)[0]))
     for k in range(run.step, args.total_timesteps):
@@ -221,7 +221,7 @@ def train(args: Args) -> int:
             action = act(obs, torch.randn(action_dim).numpy())
         next_obs, reward, terminated, _, info = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
-        if not np.isfinite(row).all():  # rare: the slower check names the culprit
+        if not np.isfinite(row).all():  # the slower check names the bad field
             check_finite(step, actions=action, observations=next_obs, rewards=reward, transition=row)
         obs = next_obs
         if "episode" in info:
@@ -232,7 +232,7 @@ def train(args: Args) -> int:
         for _ in range(args.gradient_steps if k >= args.learning_starts else 0):
             batch, noise = buffer.sample(step, args.batch_size), torch.randn(args.batch_size, action_dim)
             metrics = learn(agent, batch.to(device), noise.to(device), args)
-            if device.type != "cpu":
+            if device.type != "cpu":  # on the CPU, act sees the new weights
                 act = numpy_policy(agent.policy)
         if step % 1000 == 0:
             run.log(step, metrics | {"charts/learning_rate": args.learning_rate, "charts/SPS": run.speed(step)})
@@ -250,19 +250,18 @@ class ReplayBuffer:
         if resume and (not path.exists() or path.stat().st_size != 4 * math.prod(shape)):
             fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
         self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
-        self.array = np.asarray(self.file)
-        self.rows = torch.from_numpy(self.array)
-        growth = 4 * width * min(total, len(self.rows)) - 512 * os.stat(path).st_blocks  # minus what is on disk
-        if growth > shutil.disk_usage(path.parent).free:
-            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
+        self.rows = np.asarray(self.file)  # faster to index than a memmap
+        needed = 0 if resume else 4 * width * min(total, len(self.rows))
+        if needed > shutil.disk_usage(path.parent).free:
+            fail(f"{path} will need {needed / 1e9:.1f} GB, more than the disk has left")
 
     def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
-        return np.concatenate(transition, out=self.array[k % len(self.array)], casting="same_kind")
+        return np.concatenate(transition, out=self.rows[k % len(self.rows)], casting="same_kind")
 
     def sample(self, step: int, batch_size: int) -> Tensor:
         """Uniformly, with replacement, from the last `size` of the first `step` transitions."""
-        age = torch.randint(1, min(step, self.size) + 1, (batch_size,))
-        return self.rows[(step - age) % len(self.rows)]
+        age = torch.randint(1, min(step, self.size) + 1, (batch_size,)).numpy()
+        return torch.from_numpy(self.rows[(step - age) % len(self.rows)])
 
     def state_dict(self) -> dict:  # the rows are in the file already
         self.file.flush()
@@ -270,7 +269,7 @@ class ReplayBuffer:
 
 
 class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
-    def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
+    def __init__(self, args: Args, parts: dict[str, Any], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
@@ -315,7 +314,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
-        """Save if it is time. Returns whether a signal asked to stop."""
+        """Save if due. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
@@ -335,7 +334,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
             self.wandb.finish(exit_code=status)
-        except ConnectionError:  # a resume logs what W&B has missed
+        except ConnectionError:  # --resume logs the points that W&B missed
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
@@ -375,7 +374,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     return gym.wrappers.RescaleAction(env, -1, 1)
 
 
-def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
+def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
     """Load --run-name's checkpoint, if there is one, into parts. weights_only: an untrusted file cannot run code."""
     path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
@@ -393,7 +392,7 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
@@ -415,14 +414,13 @@ def parse_args(argv: list[str] | None = None) -> Args:
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps <= args.learning_starts:
         fail(f"--total-timesteps must be more than --learning-starts, {args.learning_starts} steps")
-    if not args.run_name:
-        args.run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time():.0f}".replace("/", "-")
     return args
 
 
 def evaluate(args: Args) -> int:
     if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+        os.environ.setdefault("MUJOCO_GL", "egl")  # headless rendering
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     policy = mlp(env.observation_space.shape[0], args.hidden_size, 2 * env.action_space.shape[0])
     load_checkpoint(args, dict(policy=policy))

@@ -16,13 +16,13 @@ information matrix. The solution is the natural gradient scaled to the bound:
 
     d = sqrt(2 delta / x' F x) x,        F x = g.
 
-Conjugate gradients solve F x = g with products F v alone, each two backward passes through the KL of every fifth
-sample. Both approximations are local, so a line search halves d until L improves within the bound; after ten failures
-theta_k is kept. --natural-steps repeats this within the same bound (the MDPO paper finds that it does not help).
+Conjugate gradient solves F x = g with products F v only, each one backward pass through the gradient of the KL on every
+fifth sample. Both approximations are local, so a line search halves d until L improves within the bound; after ten
+failures theta_k is kept. --natural-steps repeats this within the same bound (no help, the MDPO paper finds).
 
 - The critic's Adam is annealed in the loaded presets; the paper's table has no entry for TRPO.
 - --compile compiles the critic's gradient only.
-- Beyond the paper: an episode cut by a time limit bootstraps from the value of its last observation.
+- Beyond the paper: truncated episodes bootstrap from the value of their last observation.
 
 `diff trpo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
@@ -37,7 +37,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -56,10 +56,10 @@ from tqdm import tqdm
 class Args:
     env_id: str = "Hopper-v4"  # any Gymnasium task with flat Box observations and Box actions
     seed: int = 1  # seeds the networks, exploration noise, minibatches and environments
-    total_timesteps: int = 1_000_000  # environment steps; K = total_timesteps / (num_steps * num_envs) iterations
+    total_timesteps: int = 1_000_000  # environment steps, rounded down to K iterations of num_steps * num_envs
     preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the updates; takes half a minute the first time
+    compile: bool = False  # torch.compile the updates; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -68,13 +68,13 @@ class Args:
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
     resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
-    evaluate: bool = False  # play the mean action of --run-name's checkpoint, print the returns, train nothing
+    evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # environments, stepped one after another
-    num_steps: int = 2048  # T, steps per environment and iteration
+    num_steps: int = 2048  # T, steps per environment per iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 1e-3  # Adam's learning rate for the critic
@@ -82,7 +82,7 @@ class Args:
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
-    clip_value_loss: bool = True  # keep the critic within 0.2 of its old values (minimal: off)
+    clip_value_loss: bool = True  # clip the value loss at ±0.2 around the old values (minimal: off)
     critic_epochs: int = 5  # the critic's epochs per iteration
     critic_minibatch_size: int = 128  # the critic's minibatch
     max_kl: float = 0.01  # δ, bound on the mean KL(π_k ‖ π_θ)
@@ -94,7 +94,7 @@ class Args:
         for name, value in vars(self).items():
             zero_allowed = name in ("seed", "gae_lambda")
             if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+                raise ValueError(f"--{name.replace('_', '-')} must be positive and finite, not {value}")
         if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
             raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
         if self.run_name == ".." or self.run_name != Path(self.run_name).name or len(self.run_name) > 128:
@@ -122,13 +122,13 @@ class Policy(nn.Module):
     def __init__(self, obs_dim: int, action_dim: int, orthogonal_init: bool):
         super().__init__()
         self.mean = mlp(obs_dim, action_dim, orthogonal_init, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))  # the same in all states
+        self.log_std = nn.Parameter(torch.zeros(action_dim))  # state-independent
 
     def forward(self, obs: Tensor) -> Normal:
         return Normal(self.mean(obs), self.log_std.exp(), validate_args=False)
 
     def numpy_mean(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The mean action as a numpy function: for a few observations several times faster than torch."""
+        """The mean network in numpy: several times faster than torch for a few observations."""
         w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in self.mean.parameters())
         return lambda obs: np.tanh(np.tanh(obs @ w1.T + b1) @ w2.T + b2) @ w3.T + b3
 
@@ -170,7 +170,7 @@ def critic_backward(critic: nn.Module, batch: dict[str, Tensor], rows: Tensor, c
 
 
 def surrogate_and_kl(policy: Policy, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Objective and constrained KL of Eq. 8 on samples of pi_k."""
+    """Objective and constrained KL of Eq. 8 on samples from pi_k."""
     pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     return (ratio * batch["advantages"]).mean(), gaussian_kl(pi_k, pi).mean()
@@ -219,7 +219,7 @@ def line_search(policy: Policy, batch: dict[str, Tensor], full_step: Tensor, max
 
 
 def natural_step(policy: Policy, batch: dict[str, Tensor], max_kl: float, iterations: int, damping: float) -> int:
-    """Solve Eq. 8: scale the natural gradient to the bound, then search along it."""
+    """Approximately solve Eq. 8: scale the natural gradient to the bound, then search along it."""
     gradient = flat_gradient(surrogate_and_kl(policy, batch)[0], policy)
     product = fisher_product(policy, batch["obs"][::5], damping)
     direction = conjugate_gradient(product, gradient, iterations)
@@ -233,7 +233,7 @@ def train(args: Args) -> int:
     envs = [make_env(args.env_id) for _ in range(N)]
     obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more threads slow down networks this small
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
@@ -284,8 +284,8 @@ def train(args: Args) -> int:
             batch = dict(obs=flat(obs_inputs), actions=flat(actions))
             pi_k = policy(batch["obs"])
             batch |= dict(means=pi_k.loc, std=pi_k.scale, log_probs=pi_k.log_prob(batch["actions"]).sum(-1))
-            both = torch.cat([batch["obs"], flat(next_inputs)])
-            values, next_values = critic(both).view(2, N, T).transpose(1, 2).cpu().double().numpy()
+            inputs = batch["obs"], flat(next_inputs)
+            values, next_values = (critic(x).view(N, T).T.cpu().double().numpy() for x in inputs)
         advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         batch["advantages"] = flat((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
@@ -325,7 +325,7 @@ class RunningMoments(RunningMeanStd):  # Gymnasium's mean and variance of all sa
 
 
 class Run:  # folder, checkpoints, W&B log, progress bar and signals of a training run
-    def __init__(self, args: Args, parts: dict[str, nn.Module], total: int):
+    def __init__(self, args: Args, parts: dict[str, Any], total: int):
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
@@ -370,7 +370,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
-        """Save if it is time. Returns whether a signal asked to stop."""
+        """Save if due. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
@@ -390,7 +390,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
             self.wandb.finish(exit_code=status)
-        except ConnectionError:  # a resume logs what W&B has missed
+        except ConnectionError:  # --resume logs the points that W&B missed
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
@@ -428,7 +428,7 @@ def make_env(env_id: str, video_folder: Path | None = None) -> gym.Env:
     return env
 
 
-def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
+def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
     """Load --run-name's checkpoint, if there is one, into parts. weights_only: an untrusted file cannot run code."""
     path = Path(args.runs_dir, args.run_name, "checkpoint.pt")
     if not args.run_name or not path.exists():
@@ -446,7 +446,7 @@ def load_checkpoint(args: Args, parts: dict[str, nn.Module]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
@@ -468,14 +468,13 @@ def parse_args(argv: list[str] | None = None) -> Args:
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps < args.num_steps * args.num_envs:
         fail(f"--total-timesteps must be at least one iteration, {args.num_steps * args.num_envs} steps")
-    if not args.run_name:
-        args.run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time():.0f}".replace("/", "-")
     return args
 
 
 def evaluate(args: Args) -> int:
     if args.capture_video and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+        os.environ.setdefault("MUJOCO_GL", "egl")  # headless rendering
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     low, high, returns = env.action_space.low, env.action_space.high, []
     policy, obs_moments = Policy(env.observation_space.shape[0], len(low), args.orthogonal_init), RunningMoments()

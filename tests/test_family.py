@@ -34,9 +34,9 @@ OWN_FLAGS = {
 OTHER_DEFAULTS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}  # on-policy
 WORDS = {
     ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|optimizer\.(step|zero)|optimizer = |fit = |parts = |policy_loss"
-    r"|objective|kl_coef|penalty_kl|[^_]pi = policy\(batch",
+    r"|objective|kl_coef|kl_factor|penalty_kl|[^_]pi = policy\(batch",
     OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|log_densities|v_target = |bregman"
-    r"|tsallis_q|entropy_q|entropy-q|entropy = |# Learn|args\.gradient_steps",
+    r"|tsallis_q|entropy_q|entropy-q|entropy = |    task = |# Learn|args\.gradient_steps",
 }
 LONGEST = {ON_POLICY: 40, OFF_POLICY: 30}  # lines of shared blocks that may differ
 
@@ -100,7 +100,7 @@ def test_what_is_listed_as_the_algorithms_own_exists(name):
 
 def test_what_both_families_do_is_the_same_in_both():
     on_policy, off_policy = blocks("mdpo_onpolicy"), blocks("mdpo_offpolicy")
-    different = {"make_env": "bounded|return ", "parse_args": "bregman|BREGMAN|total.timesteps (<|must)"}
+    different = {"make_env": "bounded|return ", "parse_args": "bregman|BREGMAN|task = |total.timesteps (<|must)"}
     different |= {"evaluate": r"returns = |returns, |low|policy|\bact\b|normalize"}
     for key in ("Run", "check_finite", "fail", "load_checkpoint", "main", *different):
         ours, theirs = (
