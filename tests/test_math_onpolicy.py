@@ -679,6 +679,13 @@ def test_the_adaptive_kl_coefficient_doubles_and_halves_and_survives_a_resume(in
     assert set(factors) == cases, kls
 
 
+@pytest.mark.parametrize(("kl_coef", "target_kl", "bound"), [(7e5, 1e-9, 1e6), (1.5e-6, 1e3, 1e-6)])
+def test_the_adaptive_kl_coefficient_neither_dies_nor_overflows(in_process, kl_coef, target_kl, bound):
+    flags = ("--objective=kl-adaptive", f"--kl-coef={kl_coef}", f"--target-kl={target_kl}", "--total-timesteps=512")
+    points = iterations(in_process(ppo, *PENDULUM, *flags, "--run-name", "r").points)
+    assert [p["charts/kl_coef"] for p in points] == pytest.approx([kl_coef, bound, bound, bound])
+
+
 # ------------------------------------------------------------------------------------------------------- TRPO
 
 
