@@ -251,9 +251,10 @@ class ReplayBuffer:
             fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
         self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
         self.rows = np.asarray(self.file)  # faster to index than a memmap
-        needed = 0 if resume else 4 * width * min(total, len(self.rows))
-        if needed > shutil.disk_usage(path.parent).free:
-            fail(f"{path} will need {needed / 1e9:.1f} GB, more than the disk has left")
+        on_disk = 512 * getattr(os.stat(path), "st_blocks", 0)  # the file is sparse; Windows does not tell
+        growth = 4 * width * min(total, len(self.rows)) - on_disk
+        if growth > shutil.disk_usage(path.parent).free:
+            fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
 
     def add(self, k: int, *transition: np.ndarray | tuple) -> np.ndarray:
         return np.concatenate(transition, out=self.rows[k % len(self.rows)], casting="same_kind")
