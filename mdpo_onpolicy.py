@@ -85,6 +85,7 @@ class Args:
     critic_epochs: int = 10  # the critic's epochs per iteration (the authors' code: 5, see results/README.md)
     critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5)
+    anneal_t: bool = True  # t_k = 1 - k/K, as in the paper; off: t_k = 1
     tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; for q < 1 finite only while σ < σ_k / √(1 - q)
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
@@ -261,7 +262,8 @@ def train(args: Args) -> int:
         # Policy improvement: m steps from theta_k, each on the whole batch.
         learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
         optimizer.param_groups[0]["lr"] = learning_rate
-        inverse_t = torch.tensor(1 / (1 - k / K), device=device)  # a float would be compiled anew in each iteration
+        t_k = 1 - k / K if args.anneal_t else 1.0
+        inverse_t = torch.tensor(1 / t_k, device=device)  # a Python float would recompile every iteration
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
             optimizer.step()  # skips the critic, which has no gradient here
@@ -279,7 +281,7 @@ def train(args: Args) -> int:
             pi = policy(batch["obs"])
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
-        metrics = {"losses/policy_loss": policy_loss, "charts/t_k": 1 - k / K}
+        metrics = {"losses/policy_loss": policy_loss, "charts/t_k": t_k}
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
         metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)

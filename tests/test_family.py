@@ -24,7 +24,7 @@ OWN_BLOCKS = {
     "sac": {"sac_loss"},
 }
 OWN_FLAGS = {
-    "mdpo_onpolicy": {"sgd_steps", "tsallis_q"},
+    "mdpo_onpolicy": {"sgd_steps", "anneal_t", "tsallis_q"},
     "trpo": {"max_kl", "cg_iterations", "cg_damping", "natural_steps"},
     "ppo": {"objective", "clip_coef", "kl_coef", "target_kl", "kl_direction", "update_epochs", "minibatch_size"},
     "mdpo_offpolicy": {"old_policy_interval", "bregman_stepsize"},

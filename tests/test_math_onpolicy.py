@@ -656,6 +656,9 @@ def test_kl_ppo_with_all_three_differences_removed_is_mdpo_to_the_bit(in_process
     assert [points == first for points in others] == [True, False, False, False]
     networks = [checkpoint(name)["policy"] for name in ("mdpo", "none")]
     assert all(torch.equal(networks[0][key], networks[1][key]) for key in networks[0])
+    constant = in_process(mdpo, *flags, *critic, "--sgd-steps", 4, "--no-anneal-t", "--run-name", "constant").points
+    assert {point.pop("charts/t_k", 1) for point in constant} == {1}
+    assert timeless(constant) == timeless(runs["schedule"])  # t_k = 1 is KL-PPO's fixed beta
 
 
 def test_the_annealed_kl_coefficient_is_the_flag_divided_by_t_k(in_process):
