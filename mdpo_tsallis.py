@@ -194,13 +194,13 @@ def log_q_density(log_densities: Tensor, q: float, kind: str) -> Tensor:
     return log_q(log_densities, q).sum(-1, keepdim=True)
 
 
-def tsallis_loss(log_densities: Tensor, old_log_densities: Tensor, q: Tensor, args: Args) -> Tensor:
+def tsallis_loss(log_densities: Tensor, old_log_densities: Tensor, q_value: Tensor, args: Args) -> Tensor:
     """Eq. 21 for a soft MDP, times 1 / t_k. At q = 1 it equals the loss of mdpo_offpolicy.py bit for bit."""
     inverse_t, entropy_coef, entropy_q = args.bregman_stepsize, args.entropy_coef, args.entropy_q or args.tsallis_q
     log_pi = log_q_density(log_densities, args.tsallis_q, args.log_q)
     old_bregman = args.tsallis_q * log_q_density(old_log_densities, args.tsallis_q, args.log_q)
     old_entropy = entropy_q * log_q_density(old_log_densities, entropy_q, args.log_q)
-    return (inverse_t * log_pi - (inverse_t * old_bregman - entropy_coef * old_entropy) - q).mean()
+    return (inverse_t * log_pi - (inverse_t * old_bregman - entropy_coef * old_entropy) - q_value).mean()
 
 
 def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, Tensor]:
