@@ -413,7 +413,10 @@ def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
     """Mean and standard error over seeds, or each seed as a thin line where there are fewer than 3."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows, lines = -(-len(panels) // columns), {}
-    figure = Figure(figsize=(max(6, 3.8 * columns), 2.8 * rows + 1), layout="constrained")
+    width = max(6, 3.8 * columns)
+    legend_columns = max(1, int(width / (0.5 + 0.08 * max(map(len, labels)))))  # inches of a line, a gap and the text
+    height = 2.8 * rows + 0.8 + 0.2 * len(labels) / legend_columns
+    figure = Figure(figsize=(width, height), layout="constrained")
     for i, ((*names, steps), panel) in enumerate(panels):
         axis = figure.add_subplot(rows, columns, i + 1)
         cells = panel.groupby(column).curve
@@ -429,7 +432,8 @@ def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
         axis.set_title(f"{', '.join(map(printable, names))}, {short(steps)} steps, n = {seeds}")
     shown = {label or "default": lines[label] for label in labels if label in lines}
     heading = f"{heading.capitalize()}: mean and standard error over n seeds, or each seed (n < 3)"
-    figure.legend(shown.values(), shown, title=heading, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    options = dict(loc="outside upper center", ncols=legend_columns, frameon=False, fontsize=9)
+    figure.legend(shown.values(), shown, title=heading, **options)
     figure.supxlabel("environment steps (millions)", fontsize=10)
     figure.supylabel("return", fontsize=10)
     return figure

@@ -515,6 +515,15 @@ def test_variants_have_a_figure_and_old_figures_are_deleted(tmp_path, monkeypatc
     assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
 
 
+def test_a_legend_with_long_names_fits_in_its_figure():
+    varied = [dict(gamma=f"0.{n}", critic_minibatch_size="128", objective="kl-annealed") for n in range(1, 10)]
+    rows = [row(), *(row(varied=flags) for flags in varied)]
+    figure = report.figures(report.select(rows))["variants_on-policy_loaded-gae.png"]
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.x1 and legend.y1 <= figure.bbox.y1
+
+
 def test_a_curve_is_interpolated_where_no_episode_ended():
     curves = [pd.DataFrame({"step": s, "return": r}) for s, r in (([10, 30], [0.0, 2.0]), ([20, 30], [3.0, 4.0]))]
     aligned = report.align(curves)
