@@ -316,8 +316,8 @@ n − 1 in std, and the length of the runs; one seed has no interval. Interquart
 (Agarwal et al., 2021); with fewer than 4 seeds they are plain means. All runs and their flags are in
 [runs.csv](runs.csv).
 
-The paper's tasks are v2. Off-policy it does not say how long it trained, and Tsallis is at its best q. CleanRL's ± is
-as published."""
+The paper's tasks are v2. Off-policy it does not say how long it trained, and Tsallis is at its best q. CleanRL's
+scores are at 1M steps, with ± as published."""
 
 
 def tables(runs: pd.DataFrame) -> str:
@@ -344,7 +344,7 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
         mean, middle = statistics(cell.final_return.to_numpy(float))
         key = cell.group.iloc[0], cell.task.iloc[0], algo
         paper = PUBLISHED.get(("paper", *key), "—")
-        peer = PUBLISHED.get(("CleanRL", *key), "—") if env_id.endswith("-v4") else "—"
+        peer = PUBLISHED.get(("CleanRL", *key), "—") if env_id.endswith("-v4") and steps == 1_000_000 else "—"
         ours = f"{mean} (n = {len(cell)}, {short(steps)})"
         lines.append([escape(env_id), preset, algo, escape(name) or "default", ours, middle, paper, peer])
     return pd.DataFrame(lines, columns=columns)
@@ -356,12 +356,13 @@ def notes(group: str, runs: pd.DataFrame) -> list[str]:
     for (env_id, steps), cell in runs.groupby(["env_id", "steps"], sort=False):
         counts = {algo: (cell.algo == algo).sum() for algo in FAMILIES[group.split()[0]]}
         few = [f"{algo} {n}" for algo, n in counts.items() if n < SEEDS]
-        gaps += [f"{env_id}, {short(steps)}: {', '.join(few)} of {SEEDS} seeds"] if few else []
+        gaps += [f"{env_id}, {short(steps)}: {', '.join(few)}"] if few else []
     absent = [task for task in TASKS if task not in set(runs.task)]
     gaps += [f"no runs on {', '.join(absent)}"] if absent else []
     commits = ", ".join(sorted({commit[:7] for cell in runs.commit for commit in cell.split()})) or "unknown commits"
     made = [f"Made at {commits} with {' or '.join(sorted(set(runs.versions)))}."] if len(runs) else []
-    return [escape(text) for text in [f"Missing: {'; '.join(gaps)}." if gaps else "Nothing is missing.", *made]]
+    missing = f"Incomplete (number of seeds where it is not {SEEDS}): {'; '.join(gaps)}." if gaps else "Complete."
+    return [escape(text) for text in [missing, *made]]
 
 
 def statistics(x: np.ndarray) -> tuple[str, str]:

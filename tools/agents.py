@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Made by `python tools/agents.py`. Returns are of 100 episodes with the mean action, mean ± std.
+Created by `python tools/agents.py` from the run with the median score. Return: mean action, mean ± std of 100 episodes.
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
 | name | algorithm | task | seed | steps | return | commit |
@@ -56,7 +56,7 @@ def export(run: Path) -> str:
         flags = ["--evaluate", "--eval-episodes", "100", "--runs-dir", str(AGENTS), "--run-name", name]
         import_module(args["exp_name"]).main(flags)
     mean, std = re.search(r"mean (\S+) ± (\S+)", output.getvalue()).groups()
-    steps = f"{checkpoint['step'] / 1e6:.3g}M"
+    steps = f"{args['total_timesteps'] / 1e6:g}M"
     cells = (name, args["exp_name"], args["env_id"], args["seed"], steps, f"{mean} ± {std}", commit_of(run))
     return f"| {' | '.join(map(str, cells))} |"
 
