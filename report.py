@@ -399,8 +399,8 @@ def figures(runs: pd.DataFrame) -> dict[str, Figure]:
     drawn = {}
     for group, found in runs.groupby("group", sort=False):
         name, usual = group.replace(" ", "_"), found[found.variant == ""]
-        length = usual.groupby("env_id").steps.agg(lambda steps: steps.mode().max())  # most common, then longest
-        usual = usual[usual.steps == usual.env_id.map(length)]
+        algorithms = usual.groupby(["env_id", "steps"]).algo.transform("nunique")
+        usual = usual[algorithms == algorithms.groupby(usual.env_id).transform("max")]  # lengths with most algorithms
         if len(usual):
             panels = usual.groupby(["env_id", "steps"], sort=False)
             drawn[f"curves_{name}.png"] = draw(panels, "algo", list(FAMILIES[group.split()[0]]), group)

@@ -516,6 +516,13 @@ def test_variants_have_a_figure_and_old_figures_are_deleted(tmp_path, monkeypatc
     assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
 
 
+def test_a_task_has_a_panel_for_each_length_that_most_algorithms_have():
+    rows = [row(algo, steps=steps) for algo in ("ppo", "trpo") for steps in (1_000_000, 10_000_000)]
+    figure = report.figures(report.select([*rows, row(steps=300_000)]))["curves_on-policy_loaded-gae.png"]
+    titles = ["Hopper-v4, 1M steps, n = 1", "Hopper-v4, 10M steps, n = 1"]
+    assert [axis.get_title() for axis in figure.axes] == titles
+
+
 def test_a_legend_with_long_names_fits_in_its_figure():
     varied = [dict(gamma=f"0.{n}", critic_minibatch_size="128", objective="kl-annealed") for n in range(1, 10)]
     rows = [row(), *(row(varied=flags) for flags in varied)]
