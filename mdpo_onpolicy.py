@@ -29,6 +29,7 @@ pi_k instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s),
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -44,7 +45,7 @@ import numpy as np
 import torch
 import tyro
 import wandb
-from filelock import FileLock
+from filelock import FileLock  # torch installs it
 from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -66,13 +67,13 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
+    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
-    num_envs: int = 1  # environments, stepped one after another
+    num_envs: int = 1  # N, environments, stepped one after another
     num_steps: int = 2048  # T, steps per environment per iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
@@ -81,7 +82,7 @@ class Args:
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
-    clip_value_loss: bool = True  # clip the value loss at ±0.2 around the old values (minimal: off)
+    clip_value_loss: bool = True  # PPO's value clipping, ±0.2 around the old values (minimal: off)
     critic_epochs: int = 10  # the critic's epochs per iteration (the authors' code: 5, see results/README.md)
     critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5)
@@ -89,10 +90,10 @@ class Args:
     tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; for q < 1 finite only while σ < σ_k / √(1 - q)
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
-        for name, value in vars(self).items():
-            zero_allowed = name in ("seed", "gae_lambda")
-            if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
-                raise ValueError(f"--{name.replace('_', '-')} must be positive and finite, not {value}")
+        for name, x in vars(self).items():
+            sign = "nonnegative" if name in ("seed", "gae_lambda") else "positive"
+            if type(x) in (int, float) and not (0 < x < np.inf or (x == 0 and sign == "nonnegative")):
+                raise ValueError(f"--{name.replace('_', '-')} must be {sign} and finite, not {x}")
         if max(self.gamma, self.gae_lambda) > 1 or self.seed >= 2**32:
             raise ValueError("--gamma and --gae-lambda must be at most 1, --seed below 2**32")
         if self.tsallis_q > 2:
@@ -146,7 +147,7 @@ def gaussian_kl(p: Normal, q: Normal) -> Tensor:
 
 
 def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> np.ndarray:
-    """Generalized advantage estimation (Schulman et al., 2016). next_values are those of the true next observations."""
+    """Generalized advantage estimation (Schulman et al., 2016). next_values: of the observations before any reset."""
     deltas = rewards + gamma * (1 - terminated) * next_values - values
     decays = gamma * gae_lambda * (1 - done)
     advantages, advantage = np.empty_like(deltas), np.zeros_like(deltas[0])
@@ -170,8 +171,8 @@ def critic_backward(critic: nn.Module, batch: dict[str, Tensor], rows: Tensor, c
 
 
 def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
-    """Eq. 18 for diagonal Gaussians, divided by the integral of pi_k^q: a small shift of the mean costs what it does in
-    the KL. R1 and R2 are the integrals of pi^q and of pi pi_k^(q-1), also relative to that of pi_k^q."""
+    """Eq. 18 for diagonal Gaussians, divided by the integral of pi_k^q, so that small shifts of the mean cost the same
+    as under the KL. R1 and R2 are the integrals of pi^q and of pi pi_k^(q-1), divided by that of pi_k^q."""
     if q == 1:
         return gaussian_kl(pi, pi_k)
     ratio, z = pi.scale / pi_k.scale, (pi.loc - pi_k.loc) / pi_k.scale
@@ -182,7 +183,7 @@ def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
 
 
 def mdpo_loss(ratio: Tensor, advantages: Tensor, divergence: Tensor, inverse_t: Tensor) -> Tensor:
-    """Minus the objective of Eq. 6 on samples from pi_k; its gradient is Eq. 7."""
+    """Minus the objective of Eq. 6, estimated on samples from pi_k. Its gradient is minus Eq. 7."""
     return -(ratio * advantages).mean() + inverse_t * divergence.mean()
 
 
@@ -192,7 +193,7 @@ def policy_backward(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor,
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
     loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # foreach=True would not fuse
+    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)  # foreach would not fuse under --compile
     return loss.detach()
 
 
@@ -209,19 +210,18 @@ def train(args: Args) -> int:
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
     optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
-    if args.compile:
+    if args.compile:  # cpp_wrapper: kernels are launched from C++ instead of Python
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
     parts = dict(policy=policy, critic=critic, optimizer=optimizer)
-    parts |= dict(obs_moments=obs_moments, return_moments=return_moments)
-    run = Run(args, parts, total=K * T * N)
+    run = Run(args, parts | dict(obs_moments=obs_moments, return_moments=return_moments), total=K * T * N)
 
-    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...), one environment after another
+    def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...): trpo.py's every fifth sample covers all envs
         return torch.as_tensor(array, device=device).transpose(0, 1).flatten(0, 1)
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
-    rewards, discounted_returns = np.zeros((2, T, N))
+    rewards, discounted_returns = np.zeros((2, T, N))  # discounted from the start of the episode, for --norm-reward
     terminated, truncated = np.zeros((2, T, N), bool)
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
@@ -233,14 +233,14 @@ def train(args: Args) -> int:
             observations[t] = obs
             actions[t] = mean_action(normalize(obs, obs_moments, args.norm_obs)) + noise[t]
             for i, env in enumerate(envs):
-                action = actions[t, i].clip(low, high)
-                obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(action)
+                obs[i], rewards[t, i], terminated[t, i], truncated[t, i], info = env.step(actions[t, i].clip(low, high))
                 next_observations[t, i] = obs[i]
                 discounted_returns[t, i] = return_so_far[i] = args.gamma * return_so_far[i] + rewards[t, i]
-                if "episode" in info:
-                    run.log_episode((k * T + t) * N + i + 1, info["episode"])
+                step = (k * T + t) * N + i + 1
+                if episode := info.get("episode"):
+                    run.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
                     obs[i], return_so_far[i] = env.reset()[0], 0
-        step, done = (k + 1) * T * N, terminated | truncated
+        done = terminated | truncated
         check_finite(step, observations=next_observations, rewards=rewards)
 
         # Advantages and returns of the batch, under pi_k and the old critic.
@@ -249,19 +249,17 @@ def train(args: Args) -> int:
             return_moments.update(discounted_returns.ravel())
             scaled_rewards = np.clip(rewards / np.sqrt(return_moments.var + 1e-8), -10, 10)
         with torch.no_grad():
-            obs_inputs, next_inputs = normalize(np.stack([observations, next_observations]), obs_moments, args.norm_obs)
-            batch = dict(obs=flat(obs_inputs), actions=flat(actions))
+            inputs = normalize(np.stack([observations, next_observations]), obs_moments, args.norm_obs)
+            batch = dict(obs=flat(inputs[0]), actions=flat(actions))
             pi_k = policy(batch["obs"])
             batch |= dict(means=pi_k.loc, std=pi_k.scale, log_probs=pi_k.log_prob(batch["actions"]).sum(-1))
-            inputs = batch["obs"], flat(next_inputs)
-            values, next_values = (critic(x).view(N, T).T.cpu().double().numpy() for x in inputs)
+            values, next_values = (critic(flat(x)).view(N, T).T.cpu().double().numpy() for x in inputs)
         advantages = gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         batch["advantages"] = flat((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
         # Policy improvement: m steps from theta_k, each on the whole batch.
-        learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
-        optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.param_groups[0]["lr"] = learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
         t_k = 1 - k / K if args.anneal_t else 1.0
         inverse_t = torch.tensor(1 / t_k, device=device)  # a Python float would recompile every iteration
         for _ in range(args.sgd_steps):
@@ -285,7 +283,8 @@ def train(args: Args) -> int:
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
         metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
-        run.log(step, metrics | {"charts/SPS": run.speed(step)})
+        metrics["charts/SPS"] = (step - run.start_step) / (time.time() - run.start_time)
+        run.log(step, metrics)
         if run.checkpoint(step):
             break
     return run.finish()
@@ -304,7 +303,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
-        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []  # step: last saved
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
@@ -315,12 +314,11 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
             name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
             job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id[:64]], config=asdict(args),
             dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
-            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # write the log every second
         )  # fmt: skip
         self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
-        for step, metrics in saved["points"]:
+        for step, metrics in saved["points"]:  # a kill may have lost points that W&B had not written yet
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
@@ -331,26 +329,20 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         metrics = {name: float(value) for name, value in metrics.items()}
         check_finite(step, **metrics)
         self.points.append((step, metrics))
-        self.bar.update(step - self.bar.n)
+        if "charts/episodic_return" in metrics:
+            self.bar.set_postfix({"return": f"{metrics['charts/episodic_return']:.0f}"}, refresh=False)
+        self.bar.update(max(step - self.bar.n, 0))  # points of a checkpoint are behind the bar
         try:
             self.wandb.log(metrics | {"global_step": step}, step=step)
         except ConnectionError:  # W&B's process is gone: SLURM sends SIGTERM to all processes at once
             self.stop.append(signal.SIGTERM)
-
-    def log_episode(self, step: int, episode: dict[str, float]) -> None:
-        self.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
-        self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
-
-    def speed(self, step: int) -> float:
-        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if due. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
-            tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
-            check_finite(step, **tensors)
+            check_finite(step, **{f"{n}.{key}": x for n in state for key, x in state[n].items() if torch.is_tensor(x)})
             state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
             with open(self.folder / "checkpoint.tmp", "wb") as file:
                 torch.save(state | dict(rng=torch.get_rng_state()), file)
@@ -369,7 +361,8 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
-        command = f"python {self.args.exp_name}.py --runs-dir {self.args.runs_dir} --run-name {self.args.run_name}"
+        flags = ["--runs-dir", self.args.runs_dir, "--run-name", self.args.run_name]
+        command = shlex.join(["python", f"{self.args.exp_name}.py", *flags])
         print(f"stopped at step {self.step}: {command} --resume" if status else f"finished: {command} --evaluate")
         return status
 
@@ -421,7 +414,7 @@ def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's."""
+    """Parse twice: explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)

@@ -13,8 +13,8 @@ Mirror descent (Eq. 1) works with any strongly convex potential. The negative Ts
 Its Bregman divergence is, up to a term without pi, the mean over a ~ pi of log_q pi - q log_q pi_k (Eqs. 18 and 20):
 the KL at q = 1, the squared Euclidean distance, whose projections are sparse, at q = 2. In place of the KL of
 mdpo_offpolicy.py, this gives the loss log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21). In a soft MDP the reward
-includes lambda times the Tsallis entropy, possibly with another q. Linearized at pi_k and multiplied by 1 / t_k, where
-q_B is the divergence's q (--tsallis-q) and q_M the soft MDP's (--entropy-q), the loss is
+includes lambda times the Tsallis entropy, linearized at pi_k. With q_B for the divergence (--tsallis-q), q_M for the
+entropy (--entropy-q), and multiplied by 1 / t_k, the loss is
 
     mean[ (1 / t_k) (log_{q_B} pi_theta(a) - q_B log_{q_B} pi_k(a)) + lambda q_M log_{q_M} pi_k(a) - Q(s, a) ],
 
@@ -32,12 +32,12 @@ import copy
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -48,9 +48,11 @@ import torch
 import torch.nn.functional as F
 import tyro
 import wandb
-from filelock import FileLock
+from filelock import FileLock  # torch installs it
 from torch import Tensor, nn
 from tqdm import tqdm
+
+HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25,000
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with the flags it was started with
+    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
@@ -87,13 +89,13 @@ class Args:
     bregman_stepsize: float | None = None  # 1/t_k; default: the paper's value for the task, 0.5 for other tasks
     tsallis_q: float | None = None  # q in (0, 2] (default: the paper's best, else 1.5); q < 1 needs σ < σ_k / √(1 - q)
     entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP; default: --tsallis-q
-    log_q: Literal["joint", "per-dimension"] = "joint"  # of the action's joint density, or summed over dimensions
+    log_q: Literal["joint", "per-dimension"] = "joint"  # log_q of the joint density, or summed over action dimensions
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
-        for name, value in vars(self).items():
-            zero_allowed = name in ("seed", "entropy_coef")
-            if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero_allowed)):
-                raise ValueError(f"--{name.replace('_', '-')} must be positive and finite, not {value}")
+        for name, x in vars(self).items():
+            sign = "nonnegative" if name in ("seed", "entropy_coef") else "positive"
+            if type(x) in (int, float) and not (0 < x < np.inf or (x == 0 and sign == "nonnegative")):
+                raise ValueError(f"--{name.replace('_', '-')} must be {sign} and finite, not {x}")
         if max(self.gamma, self.tau) > 1 or self.checkpoint_interval > HEADROOM or self.seed >= 2**32:
             raise ValueError("--gamma and --tau must be at most 1, --checkpoint-interval 25,000, --seed below 2**32")
         if max(self.tsallis_q or 1, self.entropy_q or 1) > 2:
@@ -112,12 +114,10 @@ TSALLIS_Q = {
     "loaded": dict(Hopper=1.0, Walker2d=2.0, HalfCheetah=1.0, Ant=2.0, Humanoid=1.2, HumanoidStandup=1.4),
     "minimal": dict(Hopper=1.0, Walker2d=1.8, HalfCheetah=1.4, Ant=2.0, Humanoid=1.6, HumanoidStandup=1.2),
 }
-HEADROOM = 25_000  # extra rows, so that a resumed run finds every transition that its checkpoint can sample
 
 
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)]
-    return nn.Sequential(*layers)
+def mlp(inputs: int, size: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, outputs))
 
 
 class Adam(nn.Module):
@@ -126,13 +126,12 @@ class Adam(nn.Module):
     def __init__(self, params: list[nn.Parameter]):
         super().__init__()
         self.params, self.sizes = params, [p.numel() for p in params]
-        for name, shape in dict(mean=sum(self.sizes), square=sum(self.sizes), count=()).items():
-            self.register_buffer(name, torch.zeros(shape))
+        self.mean, self.square, self.count = (nn.Buffer(torch.zeros(n)) for n in (sum(self.sizes), sum(self.sizes), ()))
 
     @torch.no_grad()
-    def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
+    def step(self, gradients: tuple[Tensor, ...], learning_rate: float) -> None:
         gradient = torch.cat([g.flatten() for g in gradients])  # one flat vector: fewer kernels
-        self.count += 1
+        self.count.add_(1)
         self.mean.lerp_(gradient, 0.1)
         self.square.lerp_(gradient**2, 0.001)
         mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.999**self.count)
@@ -155,16 +154,12 @@ class Agent(nn.Module):
         self.optimizer = Adam(self.policy_params + self.critic_params)
 
 
-def numpy_policy(policy: nn.Sequential) -> Callable[..., np.ndarray]:
-    """The policy as a numpy function, the mean action without noise. For one observation it is faster than torch."""
-    w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in policy.parameters())  # on the CPU these are views
-
-    def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
-        x = np.maximum(obs.astype(np.float32) @ w1.T + b1, 0)
-        mean, log_std = np.split(np.maximum(x @ w2.T + b2, 0) @ w3.T + b3, 2)
-        return np.tanh(mean + np.exp(log_std.clip(-20, 2)) * noise)
-
-    return act
+def act(params: list[nn.Parameter], obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
+    """The policy in numpy, which is faster than torch for one observation. Without noise it is the mean action."""
+    w1, b1, w2, b2, w3, b3 = (p.detach().cpu().numpy() for p in params)
+    x = np.maximum(obs.astype(np.float32) @ w1.T + b1, 0)
+    mean, log_std = np.split(np.maximum(x @ w2.T + b2, 0) @ w3.T + b3, 2)
+    return np.tanh(mean + np.exp(log_std.clip(-20, 2)) * noise)
 
 
 def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +168,7 @@ def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_density(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
-    """Log-density of tanh(u) per dimension, u = mean + std z. softplus: accurate log(1 - tanh(u)^2) for large u."""
+    """Log-density of tanh(u) per dimension, u = mean + std z. The softplus form is accurate where tanh saturates."""
     log_det_tanh = 2 * (math.log(2) - u - F.softplus(-2 * u))
     return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi) - log_det_tanh
 
@@ -189,9 +184,8 @@ def log_q(log_x: Tensor, q: float, limit: float = 30.0) -> Tensor:
 
 def log_q_density(log_densities: Tensor, q: float, kind: str) -> Tensor:
     """log_q of the joint density of an action's dimensions, or the sum of their log_q."""
-    if kind == "joint":
-        return log_q(log_densities.sum(-1, keepdim=True), q)
-    return log_q(log_densities, q).sum(-1, keepdim=True)
+    x = log_densities.sum(-1, keepdim=True) if kind == "joint" else log_densities
+    return log_q(x, q).sum(-1, keepdim=True)
 
 
 def tsallis_loss(log_densities: Tensor, old_log_densities: Tensor, q_value: Tensor, args: Args) -> Tensor:
@@ -212,12 +206,11 @@ def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, 
     log_densities = log_density(noise, log_std, u)
     old_mean, old_log_std = mean_and_log_std(agent.old_policy(obs))
     old_log_densities = log_density((u - old_mean) * torch.exp(-old_log_std), old_log_std, u)
-    policy_input = torch.cat([obs, torch.tanh(u)], -1)
-    q1_policy = agent.q1(policy_input)
-    actor_loss = tsallis_loss(log_densities, old_log_densities, q1_policy, args)
+    q1_pi, q2_pi = (q(torch.cat([obs, torch.tanh(u)], -1)) for q in (agent.q1, agent.q2))
+    actor_loss = tsallis_loss(log_densities, old_log_densities, q1_pi, args)
     with torch.no_grad():
         entropy = -log_q_density(log_densities, args.entropy_q or args.tsallis_q, args.log_q)
-        v_target = torch.minimum(q1_policy, agent.q2(policy_input)) + args.entropy_coef * entropy
+        v_target = torch.minimum(q1_pi, q2_pi) + args.entropy_coef * entropy
         q_target = reward + args.gamma * (1 - terminated) * agent.target_v(next_obs)
     q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
     qf1_loss, qf2_loss = 0.5 * F.mse_loss(q1, q_target), 0.5 * F.mse_loss(q2, q_target)
@@ -250,23 +243,23 @@ def train(args: Args) -> int:
     width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
-    run = Run(args, dict(agent.named_children()), total=args.total_timesteps)
+    run = Run(args, dict(agent.named_children()), total=args.total_timesteps)  # networks and Adam
     run.parts["replay"] = buffer  # added after loading: its state_dict() only flushes the file
-    act, metrics = numpy_policy(agent.policy), {}
+    metrics = {}
     obs, _ = env.reset(seed=int(np.random.SeedSequence([args.seed, run.step]).generate_state(1)[0]))
     for k in range(run.step, args.total_timesteps):
         # Act: uniformly at first, then with the policy.
         if k < args.learning_starts:
             action = 2 * torch.rand(action_dim).numpy() - 1
         else:
-            action = act(obs, torch.randn(action_dim).numpy())
+            action = act(agent.policy_params, obs, torch.randn(action_dim).numpy())
         next_obs, reward, terminated, _, info = env.step(action)
         step, row = k + 1, buffer.add(k, obs, action, next_obs, (reward, terminated))
         if not np.isfinite(row).all():  # the slower check names the bad field
             check_finite(step, actions=action, observations=next_obs, rewards=reward, transition=row)
         obs = next_obs
-        if "episode" in info:
-            run.log_episode(step, info["episode"])
+        if episode := info.get("episode"):
+            run.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
             obs, _ = env.reset()
 
         # Learn: each update has its own batch. pi_k is refreshed every m updates.
@@ -276,18 +269,17 @@ def train(args: Args) -> int:
                 agent.old_policy.load_state_dict(agent.policy.state_dict())
             batch, noise = buffer.sample(step, args.batch_size), torch.randn(args.batch_size, action_dim)
             metrics = learn(agent, batch.to(device), noise.to(device), args)
-            if device.type != "cpu":  # on the CPU, act sees the new weights
-                act = numpy_policy(agent.policy)
         if step % 1000 == 0:
-            run.log(step, metrics | {"charts/learning_rate": args.learning_rate, "charts/SPS": run.speed(step)})
+            sps = (step - run.start_step) / (time.time() - run.start_time)
+            run.log(step, metrics | {"charts/learning_rate": args.learning_rate, "charts/SPS": sps})
         if run.checkpoint(step):
             break
     return run.finish()
 
 
 class ReplayBuffer:
-    """The last `size` transitions, in a memory-mapped file. Checkpoints are at most HEADROOM steps apart and it has
-    HEADROOM more rows: a killed run has overwritten nothing that its checkpoint can sample, and resumes exactly."""
+    """The last `size` transitions, in a memory-mapped file with HEADROOM extra rows. Checkpoints are at most HEADROOM
+    steps apart, so a killed run has overwritten nothing that its checkpoint can sample."""
 
     def __init__(self, path: Path, width: int, size: int, total: int, resume: bool):
         shape = (size + HEADROOM, width)
@@ -295,8 +287,7 @@ class ReplayBuffer:
             fail(f"{path}, the replay buffer of the checkpoint, is missing or of another size")
         self.file, self.size = np.memmap(path, np.float32, "r+" if resume else "w+", shape=shape), size
         self.rows = np.asarray(self.file)  # faster to index than a memmap
-        on_disk = 512 * getattr(os.stat(path), "st_blocks", 0)  # the file is sparse; Windows does not tell
-        growth = 4 * width * min(total, len(self.rows)) - on_disk
+        growth = 4 * width * min(total, len(self.rows)) - 512 * getattr(os.stat(path), "st_blocks", 0)  # it is sparse
         if growth > shutil.disk_usage(path.parent).free:
             fail(f"{path} will grow by {growth / 1e9:.1f} GB, more than the disk has left")
 
@@ -318,7 +309,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         self.args, self.parts, self.total, self.folder = args, parts, total, Path(args.runs_dir, args.run_name)
         new = dict(step=0, wandb_id=os.urandom(4).hex(), points=[], rng=torch.get_rng_state())
         saved = (load_checkpoint(args, parts) if args.resume else None) or new
-        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []
+        self.step, self.wandb_id, self.points, self.stop = saved["step"], saved["wandb_id"], [], []  # step: last saved
         torch.set_rng_state(saved["rng"])
         (self.folder / "finished").unlink(missing_ok=True)
         (self.folder / "args.json").write_text(json.dumps(asdict(args), indent=2))
@@ -329,12 +320,11 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
             name=args.run_name, group=args.wandb_group or f"{args.exp_name}__{args.preset}__{args.env_id}",
             job_type=args.exp_name, tags=[args.exp_name, args.preset, args.env_id[:64]], config=asdict(args),
             dir=self.folder.resolve(), resume="allow" if args.wandb_mode == "online" else None, save_code=True,
-            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),
+            settings=wandb.Settings(silent=True, x_transaction_log_flush_interval=1),  # write the log every second
         )  # fmt: skip
         self.start_step, self.start_time = self.step, time.time()
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", mininterval=0.5 if sys.stderr.isatty() else 60)
-        # A kill can lose points that W&B has not written yet, so a checkpoint carries the recent ones.
-        for step, metrics in saved["points"]:
+        for step, metrics in saved["points"]:  # a kill may have lost points that W&B had not written yet
             self.log(step, metrics)
 
     def on_signal(self, number: int, _) -> None:
@@ -345,26 +335,20 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         metrics = {name: float(value) for name, value in metrics.items()}
         check_finite(step, **metrics)
         self.points.append((step, metrics))
-        self.bar.update(step - self.bar.n)
+        if "charts/episodic_return" in metrics:
+            self.bar.set_postfix({"return": f"{metrics['charts/episodic_return']:.0f}"}, refresh=False)
+        self.bar.update(max(step - self.bar.n, 0))  # points of a checkpoint are behind the bar
         try:
             self.wandb.log(metrics | {"global_step": step}, step=step)
         except ConnectionError:  # W&B's process is gone: SLURM sends SIGTERM to all processes at once
             self.stop.append(signal.SIGTERM)
-
-    def log_episode(self, step: int, episode: dict[str, float]) -> None:
-        self.log(step, {"charts/episodic_return": episode["r"], "charts/episodic_length": episode["l"]})
-        self.bar.set_postfix({"return": f"{episode['r']:.0f}"}, refresh=False)
-
-    def speed(self, step: int) -> float:
-        return (step - self.start_step) / (time.time() - self.start_time)
 
     def checkpoint(self, step: int) -> bool:
         """Save if due. Returns whether a signal asked to stop."""
         if self.stop or step == self.total or step - self.step >= self.args.checkpoint_interval:
             self.step, self.points = step, self.points[-2000:]
             state = {name: part.state_dict() for name, part in self.parts.items()}
-            tensors = {f"{name}.{key}": x for name in state for key, x in state[name].items() if torch.is_tensor(x)}
-            check_finite(step, **tensors)
+            check_finite(step, **{f"{n}.{key}": x for n in state for key, x in state[n].items() if torch.is_tensor(x)})
             state |= dict(args=asdict(self.args), step=step, wandb_id=self.wandb_id, points=self.points)
             with open(self.folder / "checkpoint.tmp", "wb") as file:
                 torch.save(state | dict(rng=torch.get_rng_state()), file)
@@ -383,7 +367,8 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs
-        command = f"python {self.args.exp_name}.py --runs-dir {self.args.runs_dir} --run-name {self.args.run_name}"
+        flags = ["--runs-dir", self.args.runs_dir, "--run-name", self.args.run_name]
+        command = shlex.join(["python", f"{self.args.exp_name}.py", *flags])
         print(f"stopped at step {self.step}: {command} --resume" if status else f"finished: {command} --evaluate")
         return status
 
@@ -437,7 +422,7 @@ def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's."""
+    """Parse twice: explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
@@ -459,9 +444,9 @@ def parse_args(argv: list[str] | None = None) -> Args:
             fail(f"{folder} has already trained for {checkpoint['step']} steps, more than --total-timesteps")
     if args.total_timesteps <= args.learning_starts:
         fail(f"--total-timesteps must be more than --learning-starts, {args.learning_starts} steps")
-    task = args.env_id.split("/")[-1].split("-v")[0]
+    task = args.env_id.replace(":", "/").split("/")[-1].split("-v")[0]
     args.bregman_stepsize = args.bregman_stepsize or BREGMAN_STEPSIZE.get(task, 0.5)
-    args.tsallis_q = args.tsallis_q or TSALLIS_Q[args.preset].get(task, 1.5)  # 1, the KL, on Hopper
+    args.tsallis_q = args.tsallis_q or TSALLIS_Q[args.preset].get(task, 1.5)
     args.run_name = args.run_name or f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time():.0f}".replace("/", "-")
     return args
 
@@ -472,11 +457,11 @@ def evaluate(args: Args) -> int:
     env = make_env(args.env_id, Path(args.runs_dir, args.run_name, "videos") if args.capture_video else None)
     policy = mlp(env.observation_space.shape[0], args.hidden_size, 2 * env.action_space.shape[0])
     load_checkpoint(args, dict(policy=policy))
-    act, returns = numpy_policy(policy), []
+    params, returns = list(policy.parameters()), []
     for number in range(args.eval_episodes):
         obs, info = env.reset(seed=args.seed + number)
         while "episode" not in info:
-            obs, _, _, _, info = env.step(act(obs))
+            obs, _, _, _, info = env.step(act(params, obs))
         returns.append(info["episode"]["r"])
         print(f"episode {number + 1}: return {returns[-1]:.1f} in {info['episode']['l']} steps", flush=True)
     env.close()

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from decimal import Decimal, localcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -359,7 +360,7 @@ def test_the_first_policy_is_nearly_the_same_in_every_state_however_large_its_ob
 
 def test_the_numpy_policy_is_the_torch_policy_and_follows_its_parameters(script):
     agent = script.Agent(OBS, ACTIONS, 32)
-    act, obs, noise = script.numpy_policy(agent.policy), torch.randn(OBS), torch.randn(ACTIONS)
+    act, obs, noise = partial(script.act, agent.policy_params), torch.randn(OBS), torch.randn(ACTIONS)
     for scale in (100.0, 1.5, 3.0):
         for parameter in agent.policy[-1].parameters():
             parameter.data *= scale

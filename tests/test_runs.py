@@ -370,6 +370,15 @@ def test_resuming_a_finished_run_changes_neither_the_learner_nor_the_log(script,
     assert all(after[name] == files[name] for name in files if name.startswith(("checkpoint", "replay", "finished")))
 
 
+def test_the_progress_bar_of_a_resumed_run_never_goes_back(script, in_process, monkeypatch):
+    """Logging the points of the checkpoint again must not count as progress: it would ruin the speed and time left."""
+    in_process(script, *tiny(script))
+    updates, update = [], script.tqdm.update
+    monkeypatch.setattr(script.tqdm, "update", lambda bar, n: updates.append(n) or update(bar, n))
+    in_process(script, "--resume", "--run-name", "r")
+    assert len(updates) > 3 and set(updates) == {0}
+
+
 def test_a_run_killed_after_its_last_checkpoint_is_marked_finished_by_a_resume(script, in_process, copied_run):
     run = copied_run(script.__name__)
     (run / "finished").unlink()
