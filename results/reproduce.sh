@@ -26,9 +26,9 @@ done
 
 export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo" ENVS=Walker2d-v4 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--no-anneal-t" ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--critic-epochs 5" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-epochs 5" ./benchmark.sh
 
 export STEPS=1000000 PRESET=minimal SEEDS="1 2 3"
 ALGOS="mdpo_offpolicy sac" ./benchmark.sh
