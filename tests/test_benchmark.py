@@ -80,8 +80,9 @@ def benchmark(*flags, cwd: Path, **variables) -> subprocess.CompletedProcess:
 
 
 def launch(cwd: Path, **variables) -> subprocess.Popen:
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen(SCRIPT, cwd=cwd, env=settings(**variables), **pipes)
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    return subprocess.Popen(SCRIPT, cwd=cwd, env=settings(**variables), **options)
 
 
 def until(condition, seconds: float = 90):
