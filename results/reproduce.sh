@@ -26,6 +26,7 @@ done
 
 export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS=2 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-epochs 5" ./benchmark.sh
