@@ -156,7 +156,7 @@ on_signal() { # NUMBER
     kill -KILL -- "-$group" 2>/dev/null
   fi
 }
-stop_file=$(mktemp) group='' stop=0 running=0 failures=()
+stop_file=$(mktemp) group='' stop=0 running=0 line='' failures=()
 [[ -t 1 ]] && clear=$'\r\e[K' end='' || clear='' end=$'\n' # on a terminal the status line is rewritten in place
 trap 'rm -f "$stop_file"' EXIT
 trap 'on_signal 1' HUP
@@ -168,7 +168,9 @@ export stop_file && export -f cell
 exec 3< <(trap - INT QUIT && exec setsid xargs -d '\n' -n 1 -P "${WORKERS:-$(OMP_NUM_THREADS='' nproc)}" \
   "$BASH" -c 'cell "$1"' cell < <(printf '%s\n' "${commands[@]}")) # trap: a background process ignores SIGINT
 group=$!
-while read -r -t 1 -u 3 change name status || (($? > 128)); do # above 128: no news within a second
+while IFS= read -r -t 1 -u 3 part; code=$?; line+=$part; ((code == 0 || code > 128)); do
+  ((code == 0)) || continue # above 128: no news within a second, or half a line
+  read -r change name status <<<"$line" && line=''
   running=$((running + change)) to_go=$((to_go - (change > 0)))
   if [[ $status == 2 ]] && locked "$name"; then # refused: another process was faster
     echo "${clear}not started: $name: another process trains it" >&2
@@ -177,7 +179,7 @@ while read -r -t 1 -u 3 change name status || (($? > 128)); do # above 128: no n
   elif [[ $status ]] && ((!stop)); then
     failures+=("$name, exit status $status")
   fi
-  [[ ! $change ]] || echo -n "$clear$done done, $running running, ${#failures[@]} failed, $to_go to go$end" 2>/dev/null
+  echo -n "$clear$done done, $running running, ${#failures[@]} failed, $to_go to go$end" 2>/dev/null
 done
 echo -n "$clear"
 for failure in "${failures[@]}"; do

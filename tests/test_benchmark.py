@@ -344,6 +344,17 @@ def test_a_reader_that_goes_away_stops_no_run(reader, stub, tmp_path):
     assert process.returncode == 1 and len(calls(tmp_path, "end")) == 2
 
 
+def test_a_report_of_a_run_that_arrives_in_two_pieces_is_one_report(stub, tmp_path):
+    name, xargs = NAME.format(1), tmp_path / "bin/xargs"
+    xargs.parent.mkdir()
+    pieces = f"echo '+1 {name}'; printf -; sleep 1.5; mkdir -p runs/{name}; echo 10000000 >runs/{name}/finished"
+    xargs.write_text(f"#!/bin/bash\n{pieces}; printf '1 '; sleep 1.2; echo '{name} 0'\n")
+    xargs.chmod(0o755)
+    process = benchmark(cwd=tmp_path, PYTHON=stub, SEEDS=1, PATH=f"{xargs.parent}:{os.environ['PATH']}", **HOPPER)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.splitlines()[1:] == ["1 done, 0 running, 0 failed, 0 to go", "1 of 1 runs are finished."]
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_each_run_once_and_leaves_none_behind(number, hold, stub, tmp_path):
     process = launch(tmp_path, PYTHON=stub, SEEDS="1 2 3", WORKERS=2, **HOPPER)
