@@ -371,7 +371,7 @@ def test_resuming_a_finished_run_changes_neither_the_learner_nor_the_log(script,
 
 
 def test_the_progress_bar_of_a_resumed_run_never_goes_back(script, in_process, monkeypatch):
-    """Logging the points of the checkpoint again must not count as progress: the bar would show a wrong speed and time left."""
+    """Logging the points of the checkpoint again is not progress: speed and time left would be wrong."""
     in_process(script, *tiny(script))
     updates, update = [], script.tqdm.update
     monkeypatch.setattr(script.tqdm, "update", lambda bar, n: updates.append(n) or update(bar, n))
