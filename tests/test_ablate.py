@@ -1,0 +1,83 @@
+"""tools/ablate.py: each variant changes what it says and nothing else."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+sys.path.append(str(ROOT / "tools"))
+from ablate import VARIANTS, changed
+
+PARTS = ("policy", "q1", "q2", "v", "target_v", "target_q")
+
+
+def load(variant: str, script: str = "sac.py") -> ModuleType:
+    module = sys.modules["ablated"] = ModuleType("ablated")
+    module.__file__ = script
+    exec(changed((ROOT / script).read_text(), variant), vars(module))
+    return module
+
+
+def after_one_update(variant: str) -> dict[str, torch.Tensor]:
+    module, obs_dim, action_dim = load(variant), 4, 2
+    torch.manual_seed(1)
+    agent = module.Agent(obs_dim, action_dim, hidden=16)
+    batch, noise = torch.randn(32, 2 * obs_dim + action_dim + 2), torch.randn(32, action_dim)
+    batch[:, -1] = 0  # nothing terminates
+    module.update(agent, batch, noise, module.Args())
+    vectors = torch.nn.utils.parameters_to_vector
+    return {name: vectors(part.parameters()).detach() for name, part in agent.named_children() if name in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("variant", "same", "different"),
+    [
+        ("none", ["policy", "q1", "q2", "v", "target_v"], []),
+        ("min-q", ["q1", "q2", "v", "target_v"], ["policy"]),
+        ("critic-first", ["q1", "q2", "v", "target_v"], ["policy"]),
+        ("target-q", ["policy"], ["q1", "q2", "v"]),
+        ("large-last-layer", ["q1", "q2"], ["policy", "v"]),
+    ],
+)
+def test_a_variant_changes_what_it_says(variant, same, different):
+    before, after = after_one_update("none"), after_one_update(variant)
+    assert [name for name in same if not torch.equal(before[name], after[name])] == []
+    assert [name for name in different if torch.equal(before[name], after[name])] == []
+
+
+def test_the_target_of_two_slow_q_networks():
+    module = load("target-q")
+    torch.manual_seed(1)
+    agent, batch, noise = module.Agent(4, 2, hidden=16), torch.randn(32, 12), torch.randn(32, 2)
+    obs, action, next_obs, reward, terminated = batch.split([4, 2, 4, 1, 1], -1)
+    terminated[:] = torch.arange(32)[:, None] % 2
+    mean, log_std = agent.policy(next_obs).chunk(2, -1)
+    pi = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
+    next_action = torch.tanh(mean + log_std.exp() * noise.flip(0))
+    inputs = torch.cat([next_obs, next_action], -1)
+    value = torch.minimum(agent.q1(inputs), agent.q2(inputs)) - 0.2 * pi.log_prob(next_action).sum(-1, keepdim=True)
+    target = reward + 0.99 * (1 - terminated) * value  # the slow networks start as copies
+    expected = 0.5 * (agent.q1(torch.cat([obs, action], -1)) - target).square().mean()
+    torch.testing.assert_close(module.update(agent, batch, noise, module.Args())["losses/qf1_loss"], expected.detach())
+
+
+def test_the_large_last_layer_is_100_times_the_small_one():
+    layers = []
+    for variant in ("none", "large-last-layer"):
+        torch.manual_seed(1)
+        layers.append(load(variant).Agent(4, 2, hidden=16).policy[-1].weight)
+    torch.testing.assert_close(100 * layers[0], layers[1])
+
+
+def test_the_last_layer_can_be_changed_in_all_three():
+    for script in ("sac.py", "mdpo_offpolicy.py", "mdpo_tsallis.py"):
+        load("large-last-layer", script)
+
+
+def test_a_variant_that_does_not_apply_stops():
+    with pytest.raises(SystemExit, match="min-q does not apply"):
+        changed("x = 1", "min-q")
+    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 5
