@@ -80,7 +80,7 @@ if __name__ == "__main__":
         spec = importlib.util.spec_from_file_location(script.stem, path)
         module = sys.modules[script.stem] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        args = module.parse_args(["--runs-dir", "runs-ablate", *flags])
+        args = module.parse_args([flag for flag in flags if flag != "--resume"])  # which needs the name
         name = f"{args.env_id}__{script.stem}__{variant}__{args.total_timesteps}__{args.seed}"
         if status := module.main(["--runs-dir", "runs-ablate", "--run-name", name, *flags]):
             sys.exit(status)
