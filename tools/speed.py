@@ -146,8 +146,7 @@ def off_policy(env_id: str) -> tuple[Contenders, list[str]]:
 
 def against(old: Path, env_id: str) -> tuple[Contenders, list[str]]:
     """Each script and its old version, on the same work."""
-    rows = [("mdpo_onpolicy", 2 * 2048, 8 * 2048, ("--critic-epochs", "5"))]  # the first version's default
-    rows += [(name, 2 * 2048, 8 * 2048, ()) for name in ("trpo", "ppo")]
+    rows = [(name, 2 * 2048, 8 * 2048, ()) for name in ("mdpo_onpolicy", "trpo", "ppo")]
     rows += [("ppo", 2 * 2048, 8 * 2048, ("--compile",))]
     minimal, loaded = (("--preset", preset, "--learning-starts", "500") for preset in ("minimal", "loaded"))
     rows += [("mdpo_offpolicy", 1000, 2000, minimal), ("sac", 1000, 4000, (*minimal, "--compile"))]
