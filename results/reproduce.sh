@@ -9,27 +9,32 @@ ALGOS=ppo SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="$critic" ./benc
 ALGOS=ppo SEEDS="1 2" ENVS=Hopper-v4 EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
 ALGOS=trpo SEEDS=1 ENVS=Hopper-v4 EXTRA="--no-anneal-lr" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=1 EXTRA="--sgd-steps 20" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=2 ENVS=HalfCheetah-v4 EXTRA="--sgd-steps 20" ./benchmark.sh
-ALGOS=mdpo_onpolicy EXTRA="--no-anneal-t" ./benchmark.sh
+ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10" ./benchmark.sh
+ALGOS=mdpo_onpolicy SEEDS=1 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy SEEDS=2 ENVS=HalfCheetah-v4 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--no-anneal-t" ./benchmark.sh
 for objective in kl-fixed kl-adaptive kl-annealed "kl-fixed --minibatch-size 2048" "kl-fixed --kl-direction new-old"; do
   ALGOS=ppo SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="$critic --objective $objective" ./benchmark.sh
 done
 for q in 1.5 2; do
-  ALGOS=mdpo_onpolicy SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--tsallis-q $q" ./benchmark.sh
+  ALGOS=mdpo_onpolicy SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-epochs 10 --tsallis-q $q" ./benchmark.sh
 done
-ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 5" ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS="Hopper-v4 Walker2d-v4" SEEDS="1 2 3" EXTRA="--anneal-lr --critic-epochs 5" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS="Hopper-v4 Walker2d-v4" SEEDS="1 2 3" EXTRA="--anneal-lr" ./benchmark.sh
 for m in 20 40; do
-  ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps $m --critic-epochs 5" ./benchmark.sh
+  ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps $m" ./benchmark.sh
 done
 
 export STEPS=10000000 SEEDS=1
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS=2 ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--no-anneal-t" ./benchmark.sh
-ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-epochs 5" ./benchmark.sh
+ALGOS="trpo ppo" ENVS=HalfCheetah-v4 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo" ENVS=Walker2d-v4 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
+for critic in "" "--critic-epochs 10"; do
+  ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--anneal-lr $critic" ./benchmark.sh
+done
 
 export STEPS=1000000 PRESET=minimal SEEDS="1 2 3"
 ALGOS="mdpo_offpolicy sac" ./benchmark.sh
@@ -39,4 +44,5 @@ for kind in joint per-dimension; do
   STEPS=300000 ALGOS=mdpo_tsallis ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--log-q $kind" ./benchmark.sh
 done
 PRESET=loaded STEPS=200000 SEEDS=1 ALGOS="mdpo_offpolicy sac" ENVS="Hopper-v4 HalfCheetah-v4" ./benchmark.sh
-[[ ${DRY_RUN-} ]] || python report.py
+${DRY_RUN:+echo} python tools/ablate.py sac.py target-q --env-id HalfCheetah-v4 --preset minimal --compile
+${DRY_RUN:+echo} python report.py
