@@ -45,7 +45,7 @@ for kind in joint per-dimension; do
 done
 PRESET=loaded STEPS=200000 SEEDS=1 ALGOS="mdpo_offpolicy sac" ENVS="Hopper-v4 HalfCheetah-v4" ./benchmark.sh
 ${DRY_RUN:+echo} python tools/ablate.py sac.py target-q --env-id HalfCheetah-v4 --preset minimal --compile
-for seed in 1 2 3; do
+for seed in 1 2 3 4 5; do
   ${DRY_RUN:+echo} python tools/ablate.py mdpo_onpolicy.py critic-rate --env-id HalfCheetah-v4 --seed $seed --compile
 done
 ${DRY_RUN:+echo} python report.py
