@@ -48,4 +48,5 @@ ${DRY_RUN:+echo} python tools/ablate.py sac.py target-q --env-id HalfCheetah-v4 
 for seed in 1 2 3 4 5; do
   ${DRY_RUN:+echo} python tools/ablate.py mdpo_onpolicy.py critic-rate --env-id HalfCheetah-v4 --seed $seed --compile
 done
+${DRY_RUN:+echo} python tools/ablate.py mdpo_onpolicy.py critic-rate --env-id Walker2d-v4 --compile
 ${DRY_RUN:+echo} python report.py
