@@ -78,7 +78,7 @@ def changed(source: str, variant: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[2] not in VARIANTS:
+    if len(sys.argv) < 3 or sys.argv[2] not in VARIANTS or not Path(sys.argv[1]).is_file():
         sys.exit(f"{__doc__}\nvariants: {', '.join(VARIANTS)}")
     script, variant, flags = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     with tempfile.TemporaryDirectory() as folder:
