@@ -77,13 +77,14 @@ class Args:
     num_steps: int = 2048  # T, steps per environment per iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
-    learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
+    learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
+    critic_learning_rate: float = 1e-3  # Adam's learning rate for the critic, as in trpo.py (results/README.md)
     anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
     clip_value_loss: bool = True  # PPO's value clipping, ±0.2 around the old values (minimal: off)
-    critic_epochs: int = 5  # the critic's epochs per iteration (as in the authors' code; 10: results/README.md)
+    critic_epochs: int = 5  # the critic's epochs per iteration
     critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5)
     anneal_t: bool = True  # t_k = 1 - k/K, as in the paper; off: t_k = 1
@@ -208,12 +209,13 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)
+    policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
     if args.compile:  # cpp_wrapper: kernels are launched from C++ instead of Python
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
-    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
+    parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     run = Run(args, parts | dict(obs_moments=obs_moments, return_moments=return_moments), total=K * T * N)
 
     def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...): trpo.py's every fifth sample covers all envs
@@ -259,29 +261,31 @@ def train(args: Args) -> int:
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
         # Policy improvement: m steps from theta_k, each on the whole batch.
-        optimizer.param_groups[0]["lr"] = learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
+        anneal = 1 - k / K if args.anneal_lr else 1
+        policy_optimizer.param_groups[0]["lr"] = args.learning_rate * anneal
         t_k = 1 - k / K if args.anneal_t else 1.0
         inverse_t = torch.tensor(1 / t_k, device=device)  # a Python float would recompile every iteration
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
-            optimizer.step()  # skips the critic, which has no gradient here
-            optimizer.zero_grad()
+            policy_optimizer.step()
+            policy_optimizer.zero_grad()
         if args.tsallis_q < 1 and not policy_loss.isfinite():
             raise FloatingPointError(f"at step {step}: with q < 1 the divergence needs σ < σ_k / √(1 - q)")
 
         # Policy evaluation: fit the critic on shuffled minibatches.
+        critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * anneal
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                critic_optimizer.step()
+                critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": policy_loss, "charts/t_k": t_k}
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
-        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
+        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": args.learning_rate * anneal}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
         metrics["charts/SPS"] = (step - run.start_step) / (time.time() - run.start_time)
         run.log(step, metrics)

@@ -19,7 +19,7 @@ paper, KL-PPO, has a penalty instead (--objective kl-fixed, or kl-adaptive with 
 
 KL-PPO differs from MDPO in three ways: minibatches, the schedule of beta, and the direction of the KL. Without them it
 is mdpo_onpolicy.py bit for bit: --objective kl-annealed --kl-direction new-old --minibatch-size 2048 (the whole batch)
---update-epochs 10 (MDPO's m) --critic-minibatch-size 128 --no-anneal-lr.
+--update-epochs 10 (MDPO's m) --critic-epochs 5 --critic-minibatch-size 128 --critic-learning-rate 1e-3 --no-anneal-lr.
 
 - Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
 - As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.
@@ -78,7 +78,8 @@ class Args:
     num_steps: int = 2048  # T, steps per environment per iteration
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
-    learning_rate: float = 3e-4  # η, Adam's learning rate for policy and critic
+    learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic
     anneal_lr: bool = True  # anneal Adam's learning rate linearly to 0 (minimal: off)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
@@ -212,12 +213,13 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)
+    policy_optimizer = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
     improve, fit = policy_backward, critic_backward
     if args.compile:  # cpp_wrapper: kernels are launched from C++ instead of Python
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         improve, fit = (torch.compile(f, fullgraph=True, options={"cpp_wrapper": True}) for f in (improve, fit))
-    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
+    parts = dict(policy=policy, critic=critic, policy_optimizer=policy_optimizer, critic_optimizer=critic_optimizer)
     kl_coef = torch.tensor(args.kl_coef, device=device)
     parts["kl_coef"] = nn.ParameterDict(dict(kl_coef=kl_coef))  # saves kl_coef, whose memory it shares
     run = Run(args, parts | dict(obs_moments=obs_moments, return_moments=return_moments), total=K * T * N)
@@ -265,22 +267,24 @@ def train(args: Args) -> int:
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
         # Policy improvement: passes over shuffled minibatches.
-        optimizer.param_groups[0]["lr"] = learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
+        anneal = 1 - k / K if args.anneal_lr else 1
+        policy_optimizer.param_groups[0]["lr"] = args.learning_rate * anneal
         if args.objective != "kl-adaptive":
             kl_coef.fill_(args.kl_coef / (1 - k / K if args.objective == "kl-annealed" else 1))
         for _ in range(args.update_epochs):
             order = torch.randperm(T * N) if args.minibatch_size < T * N else torch.arange(T * N)
             for rows in order.to(device).split(args.minibatch_size):
                 policy_loss = improve(policy, batch, rows, kl_coef, args)
-                optimizer.step()  # skips the critic, which has no gradient here
-                optimizer.zero_grad()
+                policy_optimizer.step()
+                policy_optimizer.zero_grad()
 
         # Policy evaluation: fit the critic on shuffled minibatches.
+        critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * anneal
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                critic_optimizer.step()
+                critic_optimizer.zero_grad()
         with torch.no_grad():
             pi = policy(batch["obs"])
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
@@ -290,7 +294,7 @@ def train(args: Args) -> int:
             kl = penalty_kl(pi, pi_k, args.kl_direction).mean()
             kl_coef.mul_(2 if kl > 1.5 * args.target_kl else 0.5 if kl < args.target_kl / 1.5 else 1).clamp_(1e-6, 1e6)
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
-        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
+        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": args.learning_rate * anneal}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
         metrics["charts/SPS"] = (step - run.start_step) / (time.time() - run.start_time)
         run.log(step, metrics)

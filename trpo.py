@@ -238,12 +238,12 @@ def train(args: Args) -> int:
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
     obs_moments, return_moments = RunningMoments(shape=obs_dim), RunningMoments()
-    optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), eps=1e-5, fused=True)
     fit = critic_backward
     if args.compile:  # cpp_wrapper: kernels are launched from C++ instead of Python
         torch._dynamo.config.trace_autograd_ops = True  # loss and gradient in one graph
         fit = torch.compile(fit, fullgraph=True, options={"cpp_wrapper": True})
-    parts = dict(policy=policy, critic=critic, optimizer=optimizer)
+    parts = dict(policy=policy, critic=critic, critic_optimizer=critic_optimizer)
     run = Run(args, parts | dict(obs_moments=obs_moments, return_moments=return_moments), total=K * T * N)
 
     def flat(array: np.ndarray) -> Tensor:  # (T, N, ...) to (N * T, ...): trpo.py's every fifth sample covers all envs
@@ -289,23 +289,24 @@ def train(args: Args) -> int:
         batch["values"], batch["returns"] = flat(values).float(), flat(advantages + values).float()
 
         # Policy improvement: natural-gradient steps within the trust region around pi_k.
-        optimizer.param_groups[0]["lr"] = learning_rate = args.learning_rate * (1 - k / K if args.anneal_lr else 1)
+        anneal = 1 - k / K if args.anneal_lr else 1
         for _ in range(args.natural_steps):
             attempts = natural_step(policy, batch, args.max_kl, args.cg_iterations, args.cg_damping)
 
         # Policy evaluation: fit the critic on shuffled minibatches.
+        critic_optimizer.param_groups[0]["lr"] = args.learning_rate * anneal
         for _ in range(args.critic_epochs):
             for rows in torch.randperm(T * N).to(device).split(args.critic_minibatch_size):
                 v_loss = fit(critic, batch, rows, args.clip_value_loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                critic_optimizer.step()
+                critic_optimizer.zero_grad()
         with torch.no_grad():
             pi, (objective, kl_old_new) = policy(batch["obs"]), surrogate_and_kl(policy, batch)
         if args.norm_obs:  # after the update, so that pi_k acts and learns on the same inputs
             obs_moments.update(observations.reshape(T * N, obs_dim))
         metrics = {"losses/policy_loss": -objective, "losses/kl_old_new": kl_old_new, "losses/line_search": attempts}
         metrics |= {"losses/kl": gaussian_kl(pi, pi_k).mean(), "losses/entropy": pi.entropy()[0].sum()}
-        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": learning_rate}
+        metrics |= {"losses/value_loss": v_loss, "charts/learning_rate": args.learning_rate * anneal}
         metrics["losses/explained_variance"] = 1 - advantages.var() / ((advantages + values).var() + 1e-8)
         metrics["charts/SPS"] = (step - run.start_step) / (time.time() - run.start_time)
         run.log(step, metrics)

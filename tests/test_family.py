@@ -31,9 +31,9 @@ OWN_FLAGS = {
     "mdpo_tsallis": {"old_policy_interval", "bregman_stepsize", "tsallis_q", "entropy_q", "log_q"},
     "sac": set(),
 }
-OTHER_DEFAULTS = {"learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}  # on-policy
+OTHER_DEFAULTS = {"learning_rate", "critic_learning_rate", "anneal_lr", "critic_epochs", "critic_minibatch_size"}
 WORDS = {
-    ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|optimizer\.(step|zero)|optimizer = |fit = |parts = |policy_loss"
+    ON_POLICY: r"MINIMAL \||tsallis_q|tsallis-q|optimizer\.(param|step|zero)|optimizer = |fit = |parts = |policy_loss"
     r"|objective|kl_coef|kl_factor|penalty_kl|[^_]pi = policy\(batch",
     OFF_POLICY: r"old_policy|old_mean|self\.target_v = |One gradient step|log_prob|log_densities|v_target = |bregman"
     r"|tsallis_q|entropy_q|entropy-q|entropy = |    task = |# Learn|args\.gradient_steps",

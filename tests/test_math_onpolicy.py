@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -474,12 +475,14 @@ def test_mdpos_steps_use_the_whole_batch_and_the_annealed_stepsize(in_process, m
     monkeypatch.setattr(mdpo, "policy_backward", spy)
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
     flags = ("--num-envs", 2, "--num-steps", 64, "--total-timesteps", 512, "--sgd-steps", 3, "--tsallis-q", 1.5)
+    flags += ("--critic-learning-rate", 2e-3)
     points = iterations(in_process(mdpo, *PENDULUM, *flags, "--anneal-lr", "--run-name", "r").points)
     t = [1, 3 / 4, 2 / 4, 1 / 4]
     assert calls == [(128, pytest.approx(1 / t_k), 1.5) for t_k in t for _ in range(3)]
     assert [p["charts/t_k"] for p in points] == t
     assert [p["charts/learning_rate"] for p in points] == [pytest.approx(3e-4 * t_k) for t_k in t]
-    assert rates == [pytest.approx(3e-4 * t_k) for t_k in t for _ in range(3 + 2)]  # of the policy and of the critic
+    policy_then_critic = [3e-4] * 3 + [2e-3] * 2
+    assert rates == [pytest.approx(rate * t_k) for t_k in t for rate in policy_then_critic]
 
 
 @pytest.mark.parametrize(("module", "name"), [(mdpo, "mdpo_loss"), (ppo, "clip_loss")])
@@ -632,7 +635,18 @@ def test_ppos_policy_sees_every_sample_once_an_epoch(in_process, monkeypatch):
 
 
 AS_MDPO = ("--objective=kl-annealed", "--kl-direction=new-old", "--minibatch-size=128", "--update-epochs=4")
-AS_MDPO += ("--critic-minibatch-size=64", "--no-anneal-lr")
+AS_MDPO += ("--critic-minibatch-size=64", "--critic-learning-rate=1e-3", "--no-anneal-lr")
+
+
+def test_the_flags_in_ppos_docstring_make_it_mdpo_with_its_defaults_to_the_bit(in_process):
+    text = ppo.__doc__.partition("bit for bit:")[2].partition("\n\n")[0]
+    flags = re.sub(r"\(.*?\)", "", text).rstrip(".").split()
+    task = ("--env-id", "InvertedPendulum-v4", "--total-timesteps", 4096)
+    ours = in_process(mdpo, *task, "--run-name", "mdpo").points
+    theirs = in_process(ppo, *task, *flags, "--run-name", "ppo").points
+    for point in (*ours, *theirs):
+        point.pop("charts/t_k", 1), point.pop("charts/kl_coef", 1)
+    assert len(iterations(ours)) == 2 and timeless(ours) == timeless(theirs)
 
 
 def test_kl_ppo_with_all_three_differences_removed_is_mdpo_to_the_bit(in_process):

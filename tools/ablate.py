@@ -25,13 +25,6 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
     "none": [],
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
-    # On-policy MDPO with TRPO's rate for the critic, 1e-3 instead of 3e-4, not annealed.
-    "critic-rate": [
-        (
-            "torch.optim.Adam([*policy.parameters(), *critic.parameters()], eps=1e-5, fused=True)",
-            "torch.optim.Adam([dict(params=x.parameters()) for x in (policy, critic)], lr=1e-3, eps=1e-5, fused=True)",
-        )
-    ],
     # The policy maximizes min(Q1, Q2) instead of Q1.
     "min-q": [(POLICY_LOSS, POLICY_LOSS.replace("q1_pi", "torch.minimum(q1_pi, q2_pi)"))],
     # The policy's gradient is taken after the critic's step instead of at the same parameters.
