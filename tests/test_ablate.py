@@ -1,5 +1,6 @@
 """tools/ablate.py: each variant changes what it says and nothing else."""
 
+import copy
 import sys
 from types import ModuleType
 
@@ -40,6 +41,7 @@ def after_one_update(variant: str) -> dict[str, torch.Tensor]:
         ("critic-first", ["q1", "q2", "v", "target_v"], ["policy"]),
         ("target-q", ["policy"], ["q1", "q2", "v"]),
         ("large-last-layer", ["q1", "q2"], ["policy", "v"]),
+        ("like-sbx", [], ["policy", "q1", "q2", "v"]),
     ],
 )
 def test_a_variant_changes_what_it_says(variant, same, different):
@@ -64,6 +66,22 @@ def test_the_target_of_two_slow_q_networks():
     torch.testing.assert_close(module.update(agent, batch, noise, module.Args())["losses/qf1_loss"], expected.detach())
 
 
+def test_like_sbx_ascends_the_smaller_q_after_the_critics_step():
+    module = load("like-sbx")
+    torch.manual_seed(1)
+    agent, batch, noise = module.Agent(4, 2, hidden=16), torch.randn(32, 12), torch.randn(32, 2)
+    agent.q2[-1].bias.data -= 1  # Q2 is the smaller one
+    policy = copy.deepcopy(agent.policy)
+    args = module.Args(learning_rate=0.03)
+    actor_loss = module.update(agent, batch, noise, args)["losses/actor_loss"]
+    mean, log_std = policy(batch[:, :4]).chunk(2, -1)
+    action = torch.tanh(mean + log_std.exp() * noise)
+    log_prob = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(-1)
+    inputs = torch.cat([batch[:, :4], action], -1)
+    q = torch.minimum(agent.q1(inputs), agent.q2(inputs)).squeeze(-1)  # of the new critics
+    torch.testing.assert_close(actor_loss, (0.2 * log_prob - q).mean().detach())
+
+
 def test_the_large_last_layer_is_100_times_the_small_one():
     layers = []
     for variant in ("none", "large-last-layer"):
@@ -80,4 +98,4 @@ def test_the_last_layer_can_be_changed_in_all_three():
 def test_a_variant_that_does_not_apply_stops():
     with pytest.raises(SystemExit, match="min-q does not apply"):
         changed("x = 1", "min-q")
-    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 5
+    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 6

@@ -35,7 +35,7 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
             STEP,
             f"""gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, agent.critic_params)
     agent.critic_optimizer.step(gradients, args.learning_rate)
-    q1_pi = agent.q1(torch.cat([obs, torch.tanh(u)], -1))
+    q1_pi, q2_pi = (q(torch.cat([obs, torch.tanh(u)], -1)) for q in (agent.q1, agent.q2))
     {POLICY_LOSS}
     agent.optimizer.step(torch.autograd.grad(actor_loss, agent.policy_params), args.learning_rate)""",
         ),
@@ -60,6 +60,8 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
         (TARGETS, "zip(agent.target_q.parameters(), agent.critic_params, strict=True)"),
     ],
 }
+# What SBX and stable-baselines3 do: all three together.
+VARIANTS["like-sbx"] = VARIANTS["critic-first"] + VARIANTS["min-q"] + VARIANTS["target-q"]
 
 
 def changed(source: str, variant: str) -> str:
