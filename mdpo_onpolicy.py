@@ -78,7 +78,7 @@ class Args:
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
-    critic_learning_rate: float = 1e-3  # Adam's learning rate for the critic, as in trpo.py (results/README.md)
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic (trpo.py: 1e-3)
     anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)

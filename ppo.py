@@ -19,7 +19,7 @@ paper, KL-PPO, has a penalty instead (--objective kl-fixed, or kl-adaptive with 
 
 KL-PPO differs from MDPO in three ways: minibatches, the schedule of beta, and the direction of the KL. Without them it
 is mdpo_onpolicy.py bit for bit: --objective kl-annealed --kl-direction new-old --minibatch-size 2048 (the whole batch)
---update-epochs 10 (MDPO's m) --critic-epochs 5 --critic-minibatch-size 128 --critic-learning-rate 1e-3 --no-anneal-lr.
+--update-epochs 10 (MDPO's m) --critic-epochs 5 --critic-minibatch-size 128 --no-anneal-lr.
 
 - Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
 - As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.

@@ -82,7 +82,7 @@ def test_defaults_are_the_papers(script):
         common |= dict(tau=0.005, entropy_coef=0.2, learning_rate=3e-4, preset="loaded", gradient_steps=1)
         common |= dict(buffer_size=1_000_000, learning_starts=10_000)
     own = {
-        "mdpo_onpolicy": dict(learning_rate=3e-4, critic_learning_rate=1e-3, critic_epochs=5, tsallis_q=1),
+        "mdpo_onpolicy": dict(learning_rate=3e-4, critic_learning_rate=3e-4, critic_epochs=5, tsallis_q=1),
         "trpo": dict(max_kl=0.01, cg_iterations=10, cg_damping=0.1, natural_steps=1, learning_rate=1e-3),
         "ppo": dict(objective="clip", clip_coef=0.2, update_epochs=10, minibatch_size=64, learning_rate=3e-4),
         "mdpo_offpolicy": dict(old_policy_interval=1000),

@@ -635,7 +635,7 @@ def test_ppos_policy_sees_every_sample_once_an_epoch(in_process, monkeypatch):
 
 
 AS_MDPO = ("--objective=kl-annealed", "--kl-direction=new-old", "--minibatch-size=128", "--update-epochs=4")
-AS_MDPO += ("--critic-minibatch-size=64", "--critic-learning-rate=1e-3", "--no-anneal-lr")
+AS_MDPO += ("--critic-minibatch-size=64", "--no-anneal-lr")
 
 
 def test_the_flags_in_ppos_docstring_make_it_mdpo_with_its_defaults_to_the_bit(in_process):
