@@ -393,7 +393,7 @@ def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Parse twice: explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's. Hence two passes."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)

@@ -7,7 +7,7 @@
     python mdpo_onpolicy.py --env-id Hopper-v4
 
 Mirror descent repeatedly maximizes a linearization of the objective minus a Bregman divergence to the current point
-(Eq. 1). The linearized return of a policy is its expected advantage. With the KL as divergence this gives (Eq. 6)
+(Eq. 1). Up to constants, the linearized return is the expected advantage. With the KL as divergence this gives (Eq. 6)
 
     theta_{k+1} = argmax_theta  E_{s ~ rho_k} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
@@ -22,7 +22,7 @@ pi_k instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s),
 - --tsallis-q replaces the KL with a Tsallis divergence, in closed form for Gaussians. The paper has it off-policy only.
 - From the authors' code: advantages standardized over the batch, the policy's gradient norm clipped at 0.5, and a
   constant learning rate (the paper's table anneals it).
-- Beyond the paper: truncated episodes bootstrap from the value of their last observation.
+- Beyond the paper: truncated episodes, like the batch's end, bootstrap from the value of their last observation.
 
 `diff ppo.py mdpo_onpolicy.py` and `diff trpo.py mdpo_onpolicy.py` show how the algorithms differ.
 """
@@ -78,7 +78,7 @@ class Args:
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
-    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic (trpo.py: 1e-3)
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic
     anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
@@ -223,7 +223,7 @@ def train(args: Args) -> int:
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
-    rewards, discounted_returns = np.zeros((2, T, N))  # discounted from the start of the episode, for --norm-reward
+    rewards, discounted_returns = np.zeros((2, T, N))  # R_t = gamma R_{t-1} + r_t per episode, for --norm-reward
     terminated, truncated = np.zeros((2, T, N), bool)
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
@@ -418,7 +418,7 @@ def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Parse twice: explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's. Hence two passes."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)

@@ -22,7 +22,7 @@ after ten failures theta_k is kept. --natural-steps repeats this within the same
 
 - The critic's Adam is annealed in the loaded presets; the paper's table has no entry for TRPO.
 - --compile compiles the critic's gradient only.
-- Beyond the paper: truncated episodes bootstrap from the value of their last observation.
+- Beyond the paper: truncated episodes, like the batch's end, bootstrap from the value of their last observation.
 
 `diff trpo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
@@ -251,7 +251,7 @@ def train(args: Args) -> int:
 
     observations, next_observations = np.zeros((2, T, N, obs_dim))
     actions, return_so_far = np.zeros((T, N, len(low)), np.float32), np.zeros(N)
-    rewards, discounted_returns = np.zeros((2, T, N))  # discounted from the start of the episode, for --norm-reward
+    rewards, discounted_returns = np.zeros((2, T, N))  # R_t = gamma R_{t-1} + r_t per episode, for --norm-reward
     terminated, truncated = np.zeros((2, T, N), bool)
     seeds = np.random.SeedSequence([args.seed, run.step]).generate_state(N)
     obs = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
@@ -439,7 +439,7 @@ def load_checkpoint(args: Args, parts: dict[str, Any]) -> dict | None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """Parse twice: explicit flags win over those of the run to resume or evaluate, and these over the preset's."""
+    """Precedence: explicit flags, then those of the run to resume or evaluate, then the preset's. Hence two passes."""
     args = tyro.cli(Args, args=argv, description=__doc__)
     folder, checkpoint = Path(args.runs_dir, args.run_name), load_checkpoint(args, {})
     defaults = PRESETS[args.preset] | dict(preset=args.preset)
