@@ -10,11 +10,11 @@ Mirror descent (Eq. 1) works with any strongly convex potential. The negative Ts
 
     psi(pi) = sum_a pi(a) log_q pi(a),     log_q x = (x^(q - 1) - 1) / (q - 1),  log x at q = 1     (Eqs. 17 and 19).
 
-Its Bregman divergence is, up to a term without pi, the mean over a ~ pi of log_q pi - q log_q pi_k (Eqs. 18 and 20):
-the KL at q = 1, the squared Euclidean distance, whose projections are sparse, at q = 2. In place of the KL of
-mdpo_offpolicy.py, this gives the loss log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21). In a soft MDP the reward
-includes lambda times the Tsallis entropy, linearized at pi_k. With q_B for the divergence (--tsallis-q), q_M for the
-entropy (--entropy-q), and multiplied by 1 / t_k, the loss is
+Its Bregman divergence is, up to a term without pi, the mean over a ~ pi of log_q pi - q log_q pi_k (Eqs. 18 and 20).
+It is the KL at q = 1 and the squared Euclidean distance, whose projections are sparse, at q = 2. In place of the KL of
+mdpo_offpolicy.py, it gives the loss log_q pi_theta - q log_q pi_k - t_k Q_k (Eq. 21). In a soft MDP the reward includes
+lambda times the Tsallis entropy; linearizing it at pi_k adds lambda t_k q log_q pi_k. With q_B for the divergence
+(--tsallis-q), q_M for the entropy (--entropy-q), and multiplied by 1 / t_k, the loss is
 
     mean[ (1 / t_k) (log_{q_B} pi_theta(a) - q_B log_{q_B} pi_k(a)) + lambda q_M log_{q_M} pi_k(a) - Q(s, a) ],
 
@@ -88,7 +88,7 @@ class Args:
     old_policy_interval: int = 1000  # m, updates between refreshes of π_k
     bregman_stepsize: float | None = None  # 1/t_k; default: the paper's value for the task, 0.5 for other tasks
     tsallis_q: float | None = None  # q in (0, 2] (default: the paper's best, else 1.5); q < 1 needs σ < σ_k / √(1 - q)
-    entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP; default: --tsallis-q
+    entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP, as above; default: --tsallis-q
     log_q: Literal["joint", "per-dimension"] = "joint"  # log_q of the joint density, or summed over action dimensions
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
@@ -174,7 +174,7 @@ def log_density(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
 
 
 def log_q(log_x: Tensor, q: float, limit: float = 30.0) -> Tensor:
-    """log_q x from log x. Beyond the limit of the exponent it continues as a logarithm with the same slope."""
+    """log_q x from log x. Above exp(limit), x^(q-1) continues as a logarithm with the value and slope it has there."""
     if q == 1:
         return log_x
     exponent = (q - 1) * log_x
