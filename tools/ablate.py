@@ -1,9 +1,10 @@
-"""Train a copy of a script with one design choice changed, and print the score.
+"""Train a copy of a script with a design choice changed, and print the score.
 
     python tools/ablate.py sac.py min-q --env-id HalfCheetah-v4 --preset minimal --seed 1 --compile
 
-The flags are the script's own. The run is kept in runs-ablate/, apart from those that report.py reads, and resumes with
---resume. `none` changes nothing. The score is the mean return of the last 100 training episodes.
+Variants can be joined: critic-first+min-q+target-q is what SBX and stable-baselines3 do; `none` changes nothing. The
+flags are the script's own. The run is kept in runs-ablate/, apart from those that report.py reads, and resumes with
+--resume. The score is the mean return of the last 100 training episodes.
 """
 
 import importlib.util
@@ -60,20 +61,19 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
         (TARGETS, "zip(agent.target_q.parameters(), agent.critic_params, strict=True)"),
     ],
 }
-# What SBX and stable-baselines3 do: all three together.
-VARIANTS["like-sbx"] = VARIANTS["critic-first"] + VARIANTS["min-q"] + VARIANTS["target-q"]
 
 
 def changed(source: str, variant: str) -> str:
-    for old, new in VARIANTS[variant]:
-        if source.count(old) != 1:
-            sys.exit(f"{variant} does not apply: the script has {source.count(old)} times: {old}")
-        source = source.replace(old, new)
+    for name in variant.split("+"):
+        for old, new in VARIANTS[name]:
+            if source.count(old) != 1:
+                sys.exit(f"{name} does not apply: the script has {source.count(old)} times: {old}")
+            source = source.replace(old, new)
     return source
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[2] not in VARIANTS or not Path(sys.argv[1]).is_file():
+    if len(sys.argv) < 3 or not set(sys.argv[2].split("+")) <= set(VARIANTS) or not Path(sys.argv[1]).is_file():
         sys.exit(f"{__doc__}\nvariants: {', '.join(VARIANTS)}")
     script, variant, flags = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     with tempfile.TemporaryDirectory() as folder:
