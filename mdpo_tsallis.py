@@ -22,8 +22,8 @@ and V fits min(Q1, Q2) - lambda log_{q_M} pi. At q = 1 this is mdpo_offpolicy.py
 q_B = q_M the old policy cancels: SAC with a Tsallis entropy. `diff mdpo_offpolicy.py mdpo_tsallis.py` shows
 what Tsallis adds; mdpo_offpolicy.py documents the rest.
 
-- The paper's density is the joint one (--log-q joint). The authors' code sums log_q over dimensions, with a floor under
-  the densities (--log-q per-dimension, without the floor). They agree only at q = 1 or in one dimension.
+- log_q is summed over action dimensions, as in the authors' code, but without its floor under the densities. With the
+  paper's joint density (--log-q joint) the critics diverge on Ant: in 8 dimensions pi^(q - 1) is near 0 or huge.
 - Where pi^(q - 1) exceeds exp(30), log_q continues as a logarithm: finite, with a gradient that does not vanish.
 - Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
@@ -89,7 +89,7 @@ class Args:
     bregman_stepsize: float | None = None  # 1/t_k; default: the paper's value for the task, 0.5 for other tasks
     tsallis_q: float | None = None  # q in (0, 2] (default: the paper's best, else 1.5); q < 1 needs σ < σ_k / √(1 - q)
     entropy_q: float | None = None  # q in (0, 2] of the entropy in the soft MDP, as above; default: --tsallis-q
-    log_q: Literal["joint", "per-dimension"] = "joint"  # log_q of the joint density, or summed over action dimensions
+    log_q: Literal["joint", "per-dimension"] = "per-dimension"  # log_q of the joint density, or summed
 
     def __post_init__(self):  # tyro prints a ValueError as a sentence and exits with status 2
         for name, x in vars(self).items():

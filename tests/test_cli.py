@@ -86,7 +86,7 @@ def test_defaults_are_the_papers(script):
         "trpo": dict(max_kl=0.01, cg_iterations=10, cg_damping=0.1, natural_steps=1, learning_rate=1e-3),
         "ppo": dict(objective="clip", clip_coef=0.2, update_epochs=10, minibatch_size=64, learning_rate=3e-4),
         "mdpo_offpolicy": dict(old_policy_interval=1000),
-        "mdpo_tsallis": dict(old_policy_interval=1000, log_q="joint"),
+        "mdpo_tsallis": dict(old_policy_interval=1000, log_q="per-dimension"),
         "sac": {},
     }[script.__name__]
     assert asdict(args) | common | own == asdict(args)

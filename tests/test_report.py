@@ -352,7 +352,7 @@ def test_a_failed_write_leaves_the_old_results(tmp_path, monkeypatch, capsys):
         ("mdpo_offpolicy", "--env-id Swimmer-v4 --bregman-stepsize 0.4", "bregman_stepsize=0.4"),
         ("mdpo_tsallis", "--tsallis-q 1.5", "tsallis_q=1.5"),  # and entropy_q, which follows it
         ("mdpo_tsallis", "--tsallis-q 2 --entropy-q 1", "entropy_q=1 tsallis_q=2"),
-        ("mdpo_tsallis", "--env-id Walker2d-v4 --log-q per-dimension", "log_q=per-dimension"),
+        ("mdpo_tsallis", "--env-id Walker2d-v4 --log-q joint", "log_q=joint"),
     ],
 )
 def test_a_variant_is_what_the_script_would_not_do_by_itself(algo, flags, expected):
