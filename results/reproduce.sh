@@ -45,5 +45,7 @@ for kind in joint per-dimension; do
   STEPS=500000 ALGOS=mdpo_tsallis ENVS=Ant-v4 SEEDS="1 2" EXTRA="--log-q $kind" ./benchmark.sh
 done
 PRESET=loaded STEPS=200000 SEEDS=1 ALGOS="mdpo_offpolicy sac" ENVS="Hopper-v4 HalfCheetah-v4" ./benchmark.sh
-${DRY_RUN:+echo} python tools/ablate.py sac.py target-q --env-id HalfCheetah-v4 --preset minimal --compile
+for variant in target-q critic-first+min-q critic-first+min-q+target-q; do
+  ${DRY_RUN:+echo} python tools/ablate.py sac.py $variant --env-id HalfCheetah-v4 --preset minimal --compile
+done
 ${DRY_RUN:+echo} python report.py
