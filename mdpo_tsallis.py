@@ -23,7 +23,7 @@ q_B = q_M the old policy cancels: SAC with a Tsallis entropy. `diff mdpo_offpoli
 what Tsallis adds; mdpo_offpolicy.py documents the rest.
 
 - log_q is summed over action dimensions, as in the authors' code, but without its floor under the densities. With the
-  paper's joint density (--log-q joint) the critics diverge on Ant: in 8 dimensions pi^(q - 1) is near 0 or huge.
+  paper's joint density (--log-q joint) two of three runs diverge on Ant: in 8 dimensions pi^(q - 1) is near 0 or huge.
 - Where pi^(q - 1) exceeds exp(30), log_q continues as a logarithm: finite, with a gradient that does not vanish.
 - Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """

@@ -42,10 +42,13 @@ ALGOS=mdpo_tsallis ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--log-q joint" ./ben
 ALGOS=mdpo_tsallis ENVS=Hopper-v4 EXTRA="--tsallis-q 1.5 --log-q joint" ./benchmark.sh
 for kind in joint per-dimension; do
   STEPS=300000 ALGOS=mdpo_tsallis ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--log-q $kind" ./benchmark.sh
-  STEPS=500000 ALGOS=mdpo_tsallis ENVS=Ant-v4 SEEDS="1 2" EXTRA="--log-q $kind" ./benchmark.sh
+  STEPS=500000 ALGOS=mdpo_tsallis ENVS=Ant-v4 SEEDS="1 2 3" EXTRA="--log-q $kind" ./benchmark.sh
 done
 PRESET=loaded STEPS=200000 SEEDS=1 ALGOS="mdpo_offpolicy sac" ENVS="Hopper-v4 HalfCheetah-v4" ./benchmark.sh
-for variant in target-q critic-first+min-q critic-first+min-q+target-q; do
-  ${DRY_RUN:+echo} python tools/ablate.py sac.py $variant --env-id HalfCheetah-v4 --preset minimal --compile
+ablate="${DRY_RUN:+echo} python tools/ablate.py sac.py"
+$ablate target-q --env-id HalfCheetah-v4 --preset minimal --compile
+for seed in 1 2; do
+  $ablate critic-first+min-q --env-id HalfCheetah-v4 --preset minimal --seed $seed --compile
+  $ablate critic-first+min-q+target-q --env-id HalfCheetah-v4 --preset minimal --seed $seed --compile
 done
 ${DRY_RUN:+echo} python report.py
