@@ -143,8 +143,8 @@ def normalize(obs: np.ndarray, moments: RunningMeanStd, norm_obs: bool) -> np.nd
 
 def gaussian_kl(p: Normal, q: Normal) -> Tensor:
     """KL(p || q) of diagonal Gaussians. torch's kl_divergence does not compile."""
-    ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
-    return (0.5 * (ratio**2 + z**2 - 1) - torch.log(ratio)).sum(-1)
+    std_ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
+    return (0.5 * (std_ratio**2 + z**2 - 1) - torch.log(std_ratio)).sum(-1)
 
 
 def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> np.ndarray:
@@ -176,10 +176,10 @@ def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
     as under the KL. R1 and R2 are the integrals of pi^q and of pi pi_k^(q-1), divided by that of pi_k^q."""
     if q == 1:
         return gaussian_kl(pi, pi_k)
-    ratio, z = pi.scale / pi_k.scale, (pi.loc - pi_k.loc) / pi_k.scale
-    d = 1 + (q - 1) * ratio**2  # positive where the divergence exists, so always for q >= 1; log1p below is log(d / q)
-    log_r1 = (1 - q) * torch.log(ratio).sum(-1)
-    log_r2 = -0.5 * (torch.log1p((q - 1) * (ratio**2 - 1) / q) + (q - 1) * z**2 / d).sum(-1)
+    std_ratio, z = pi.scale / pi_k.scale, (pi.loc - pi_k.loc) / pi_k.scale
+    d = 1 + (q - 1) * std_ratio**2  # positive where the divergence exists: always for q >= 1; log1p below is log(d / q)
+    log_r1 = (1 - q) * torch.log(std_ratio).sum(-1)
+    log_r2 = -0.5 * (torch.log1p((q - 1) * (std_ratio**2 - 1) / q) + (q - 1) * z**2 / d).sum(-1)
     return (torch.expm1(log_r1) - q * torch.expm1(log_r2)) / (q - 1)
 
 

@@ -142,8 +142,8 @@ def normalize(obs: np.ndarray, moments: RunningMeanStd, norm_obs: bool) -> np.nd
 
 def gaussian_kl(p: Normal, q: Normal) -> Tensor:
     """KL(p || q) of diagonal Gaussians. torch's kl_divergence does not compile."""
-    ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
-    return (0.5 * (ratio**2 + z**2 - 1) - torch.log(ratio)).sum(-1)
+    std_ratio, z = p.scale / q.scale, (p.loc - q.loc) / q.scale
+    return (0.5 * (std_ratio**2 + z**2 - 1) - torch.log(std_ratio)).sum(-1)
 
 
 def gae(rewards, values, next_values, terminated, done, gamma: float, gae_lambda: float) -> np.ndarray:

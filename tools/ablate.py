@@ -27,7 +27,7 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
     # The policy maximizes min(Q1, Q2) instead of Q1.
-    "min-q": [(POLICY_LOSS, POLICY_LOSS.replace("q1_pi", "torch.minimum(q1_pi, q2_pi)"))],
+    "min-q": [(", q1_pi, args", ", torch.minimum(q1_pi, q2_pi), args")],
     # The policy's gradient is taken after the critic's step instead of at the same parameters.
     "critic-first": [
         (OPTIMIZER, "self.optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)"),
