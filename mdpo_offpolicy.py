@@ -22,9 +22,9 @@ At 1 / t_k = lambda the old policy cancels and SAC remains (Eq. 14). `diff sac.p
 
 - pi_k is a copy of the policy, refreshed every --old-policy-interval = m updates. --gradient-steps m with
   --old-policy-interval m is Algorithm 2, except that each step draws its own batch and updates the critics too.
-- Q fits r + gamma V', with V' a Polyak average of V. All gradients of an update are taken at the same parameters; in
-  Algorithm 2, V fits the updated policy.
-- As in the authors' code, the policy loss uses Q1; unlike it, we sample actions and do not penalize mean and log std.
+- Q fits r + gamma V', with V' a Polyak average of V. Critics and policy take turns, as in Algorithm 2; the critics go
+  first, and the policy then ascends their new values.
+- Unlike the authors' code, we use min(Q1, Q2) in the policy loss, sample actions, and do not penalize mean and log std.
 - Actions are in [-1, 1]; the environment rescales them, so lambda has the same meaning in all tasks.
 - Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
@@ -143,7 +143,12 @@ class Agent(nn.Module):
         self.old_policy, self.target_v = copy.deepcopy(self.policy), copy.deepcopy(self.v)
         self.policy_params = list(self.policy.parameters())
         self.critic_params = [*self.q1.parameters(), *self.q2.parameters(), *self.v.parameters()]
-        self.optimizer = Adam(self.policy_params + self.critic_params)
+        self.policy_optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)
+
+    def min_q(self, obs: Tensor, action: Tensor) -> Tensor:
+        """The smaller of Q1 and Q2, against overestimation (Fujimoto et al., 2018)."""
+        inputs = torch.cat([obs, action], -1)
+        return torch.minimum(self.q1(inputs), self.q2(inputs))
 
 
 def act(params: list[nn.Parameter], obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
@@ -171,25 +176,31 @@ def mdpo_loss(log_prob: Tensor, old_log_prob: Tensor, q: Tensor, inverse_t: floa
 
 
 def update(agent: Agent, batch: Tensor, noise: Tensor, args: Args) -> dict[str, Tensor]:
-    """One gradient step on the policy, both Q networks and V (Algorithm 2, lines 8 and 12)."""
+    """One gradient step on both Q networks and V, then one on the policy (Algorithm 2, lines 12 and 8)."""
     obs_dim, action_dim = agent.policy[0].in_features, noise.shape[-1]
     obs, action, next_obs, reward, terminated = batch.split([obs_dim, action_dim, obs_dim, 1, 1], -1)
     mean, log_std = mean_and_log_std(agent.policy(obs))
     u = mean + torch.exp(log_std) * noise
     log_prob = log_density(noise, log_std, u).sum(-1, keepdim=True)
-    old_mean, old_log_std = mean_and_log_std(agent.old_policy(obs))
-    old_log_prob = log_density((u - old_mean) * torch.exp(-old_log_std), old_log_std, u).sum(-1, keepdim=True)
-    q1_pi, q2_pi = (q(torch.cat([obs, torch.tanh(u)], -1)) for q in (agent.q1, agent.q2))
-    actor_loss = mdpo_loss(log_prob, old_log_prob, q1_pi, args.bregman_stepsize, args.entropy_coef)
+
+    # Policy evaluation.
     with torch.no_grad():
-        v_target = torch.minimum(q1_pi, q2_pi) - args.entropy_coef * log_prob
+        v_target = agent.min_q(obs, torch.tanh(u)) - args.entropy_coef * log_prob
         q_target = reward + args.gamma * (1 - terminated) * agent.target_v(next_obs)
     q1, q2 = (q(torch.cat([obs, action], -1)) for q in (agent.q1, agent.q2))
     qf1_loss, qf2_loss = 0.5 * F.mse_loss(q1, q_target), 0.5 * F.mse_loss(q2, q_target)
     vf_loss = 0.5 * F.mse_loss(agent.v(obs), v_target)
-    policy_gradients = torch.autograd.grad(actor_loss, agent.policy_params)
     critic_gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, agent.critic_params)
-    agent.optimizer.step(policy_gradients + critic_gradients, args.learning_rate)
+    agent.critic_optimizer.step(critic_gradients, args.learning_rate)
+
+    # Policy improvement.
+    old_mean, old_log_std = mean_and_log_std(agent.old_policy(obs))
+    old_log_prob = log_density((u - old_mean) * torch.exp(-old_log_std), old_log_std, u).sum(-1, keepdim=True)
+    q = agent.min_q(obs, torch.tanh(u))
+    actor_loss = mdpo_loss(log_prob, old_log_prob, q, args.bregman_stepsize, args.entropy_coef)
+    policy_gradients = torch.autograd.grad(actor_loss, agent.policy_params)
+    agent.policy_optimizer.step(policy_gradients, args.learning_rate)
+
     with torch.no_grad():
         for target, parameter in zip(agent.target_v.parameters(), agent.v.parameters(), strict=True):
             target.lerp_(parameter, args.tau)

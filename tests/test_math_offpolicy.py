@@ -110,10 +110,11 @@ def make_batch(obs_dim=OBS, action_dim=ACTIONS, size=BATCH):
 
 
 def gradients_of_update(script, agent, batch, noise, args):
-    """The losses of update() and the gradients it gives to the optimizer, which does not step."""
-    with mock.patch.object(agent.optimizer, "step") as step:
+    """The losses of update() and the gradients it gives to the optimizers, which do not step."""
+    with mock.patch.object(script.Adam, "step", autospec=True) as step:
         losses = script.update(agent, batch, noise, args)
-    gradients = dict(zip(map(id, agent.optimizer.params), step.call_args.args[0], strict=True))
+    steps = [call.args for call in step.call_args_list]
+    gradients = {id(p): g for adam, given, _ in steps for p, g in zip(adam.params, given, strict=True)}
     networks = (agent.policy, agent.q1, agent.q2, agent.v)
     return losses, [flat(gradients[id(p)] for p in network.parameters()) for network in networks]
 
@@ -124,7 +125,7 @@ def load(name="r"):
 
 def differing(one: dict, other: dict) -> set[str]:
     """The networks and the optimizer in which two checkpoints differ."""
-    parts = {*NETWORKS, "optimizer"}
+    parts = {*NETWORKS, "policy_optimizer", "critic_optimizer"}
     assert all(one[part].keys() == other[part].keys() and one[part] for part in parts)
     return {part for part in parts if not all(torch.equal(x, other[part][key]) for key, x in one[part].items())}
 
@@ -395,7 +396,7 @@ def reference(script, agent, batch, noise, args):
     new_action = torch.tanh(mean + std * noise)
     log_pi = squashed(mean, std).log_prob(new_action)
     both = torch.cat([obs, new_action], -1)
-    q_new, lam = agent.q1(both).squeeze(-1), args.entropy_coef
+    q_new, lam = torch.minimum(agent.q1(both), agent.q2(both)).squeeze(-1), args.entropy_coef
     if script is sac:
         actor, regularizer = lam * log_pi.sum(-1) - q_new, log_pi.sum(-1)
     else:
@@ -414,7 +415,7 @@ def reference(script, agent, batch, noise, args):
             qb, qm = args.tsallis_q, args.entropy_q
             actor = inverse_t * (lq(log_pi, qb) - qb * lq(log_k, qb)) + lam * qm * lq(log_k, qm) - q_new
             regularizer = lq(log_pi, qm)
-    v_target = (torch.minimum(q_new, agent.q2(both).squeeze(-1)) - lam * regularizer).detach()
+    v_target = (q_new - lam * regularizer).detach()
     q_target = (reward + args.gamma * (1 - terminated) * agent.target_v(next_obs).squeeze(-1)).detach()
     here = torch.cat([obs, action], -1)
     losses = dict(
@@ -528,19 +529,21 @@ def test_polyak_averaging_to_the_letter(script):
     assert_close(flat(agent.target_v.parameters()), 0.95 * before + 0.05 * after, rtol=1e-12, atol=1e-15)
 
 
-def test_an_update_is_torchs_adam_on_the_gradients_and_leaves_the_old_policy(script):
+def test_an_update_is_torchs_adam_on_the_critics_then_on_the_policy_and_leaves_the_old_policy(script):
     agent, (batch, noise), args = make_agent(script), make_batch(), make_args(script, learning_rate=1e-3)
     networks = agent.policy, agent.q1, agent.q2, agent.v
     old_policy = None if script is sac else flat(agent.old_policy.parameters())
     copies = [nn.Parameter(flat(net.parameters())) for net in networks]
     adam = torch.optim.Adam(copies, lr=1e-3)  # eps 1e-8, as in the authors' code
     for _ in range(20):
-        target_v = copy.deepcopy(agent.target_v)
-        gradients = gradients_of_update(script, agent, batch, noise, args)[1]
-        agent.target_v.load_state_dict(target_v.state_dict())  # it has moved, though the optimizers did not step
-        for parameter, gradient in zip(copies, gradients, strict=True):
-            parameter.grad = gradient
+        before = copy.deepcopy(agent)
+        _, *critic_gradients = gradients_of_update(script, copy.deepcopy(agent), batch, noise, args)[1]
         script.update(agent, batch, noise, args)
+        before.q1.load_state_dict(agent.q1.state_dict())  # the policy ascends the new Q
+        before.q2.load_state_dict(agent.q2.state_dict())
+        policy_gradient = gradients_of_update(script, before, batch, noise, args)[1][0]
+        for parameter, gradient in zip(copies, [policy_gradient, *critic_gradients], strict=True):
+            parameter.grad = gradient
         adam.step()
     for net, expected in zip(networks, copies, strict=True):
         assert_close(flat(net.parameters()), expected.detach(), rtol=1e-6, atol=1e-8)
@@ -584,15 +587,14 @@ def test_tsallis_stays_finite_at_every_q_in_17_dimensions_and_far_from_density_1
 
 
 def test_sac_agrees_with_stable_baselines3_where_the_two_coincide():
-    """The same policy and twice the same Q, so that min(Q1, Q2) is Q1: log-density, loss and the actor's gradient."""
+    """The same policy and Q networks: log-density, loss and the actor's gradient."""
     env = gym.make("Pendulum-v1")  # bounds of 2, which stable-baselines3 rescales to 1
     kwargs = dict(policy_kwargs=dict(net_arch=[32, 32]), ent_coef=0.2, device="cpu", seed=0, buffer_size=100)
     model = stable_baselines3.SAC("MlpPolicy", env, **kwargs)
     actor, critic = model.actor, model.critic
-    critic.qf1.load_state_dict(critic.qf0.state_dict())
     agent = sac.Agent(3, 1, 32)
     agent.q1.load_state_dict(critic.qf0.state_dict())
-    agent.q2.load_state_dict(critic.qf0.state_dict())
+    agent.q2.load_state_dict(critic.qf1.state_dict())
     heads = [torch.cat([getattr(actor.mu, x), getattr(actor.log_std, x)]) for x in ("weight", "bias")]
     theirs = [*actor.latent_pi.parameters(), *heads]
     for parameter, value in zip(agent.policy.parameters(), theirs, strict=True):

@@ -1,8 +1,8 @@
 """Train a copy of a script with a design choice changed, and print the score.
 
-    python tools/ablate.py sac.py min-q --env-id HalfCheetah-v4 --preset minimal --seed 1 --compile
+    python tools/ablate.py sac.py target-q --env-id HalfCheetah-v4 --preset minimal --seed 1 --compile
 
-Variants can be joined: critic-first+min-q+target-q is what SBX and stable-baselines3 do; `none` changes nothing. The
+Variants can be joined: q1+simultaneous is what the scripts did up to 624f89b; `none` changes nothing. The
 flags are the script's own. The run is kept in runs-ablate/, apart from those that report.py reads, and resumes with
 --resume. The score is the mean return of the last 100 training episodes.
 """
@@ -15,33 +15,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-OPTIMIZER = "self.optimizer = Adam(self.policy_params + self.critic_params)"
-POLICY_LOSS = "actor_loss = sac_loss(log_prob, q1_pi, args.entropy_coef)"
-STEP = """policy_gradients = torch.autograd.grad(actor_loss, agent.policy_params)
-    critic_gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, agent.critic_params)
-    agent.optimizer.step(policy_gradients + critic_gradients, args.learning_rate)"""
+POLICY_Q = "    q = agent.min_q(obs, torch.tanh(u))"
+CRITIC_STEP = "    agent.critic_optimizer.step(critic_gradients, args.learning_rate)\n"
+POLICY_STEP = "    agent.policy_optimizer.step(policy_gradients, args.learning_rate)\n"
 TARGETS = "zip(agent.target_v.parameters(), agent.v.parameters(), strict=True)"
 
 VARIANTS: dict[str, list[tuple[str, str]]] = {
     "none": [],
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
-    # The policy maximizes min(Q1, Q2) instead of Q1.
-    "min-q": [(", q1_pi, args", ", torch.minimum(q1_pi, q2_pi), args")],
-    # The policy's gradient is taken after the critic's step instead of at the same parameters.
-    "critic-first": [
-        (OPTIMIZER, "self.optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)"),
-        (POLICY_LOSS, "pass"),
-        (
-            STEP,
-            f"""gradients = torch.autograd.grad(qf1_loss + qf2_loss + vf_loss, agent.critic_params)
-    agent.critic_optimizer.step(gradients, args.learning_rate)
-    q1_pi, q2_pi = (q(torch.cat([obs, torch.tanh(u)], -1)) for q in (agent.q1, agent.q2))
-    {POLICY_LOSS}
-    agent.optimizer.step(torch.autograd.grad(actor_loss, agent.policy_params), args.learning_rate)""",
-        ),
-    ],
-    # Two slow Q networks instead of V and its slow copy. Row i's next action takes the noise of another row.
+    # The policy maximizes Q1 instead of min(Q1, Q2), as in the MDPO authors' code.
+    "q1": [(POLICY_Q, "    q = agent.q1(torch.cat([obs, torch.tanh(u)], -1))")],
+    # Critics and policy step at the same time instead of one after the other.
+    "simultaneous": [(CRITIC_STEP, ""), (POLICY_STEP, CRITIC_STEP + POLICY_STEP)],
+    # Two slow Q networks instead of V and its slow copy, as in SBX and stable-baselines3. Row i's next action takes the
+    # noise of another row.
     "target-q": [
         ("self.target_v = copy.deepcopy(self.v)", "self.target_q = copy.deepcopy(nn.ModuleList([self.q1, self.q2]))"),
         (", *self.v.parameters()]", "]"),
@@ -50,7 +38,7 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
             "args.gamma * (1 - terminated) * (torch.minimum(*next_q) - args.entropy_coef * next_log_prob)",
         ),
         (
-            "v_target = torch.minimum(q1_pi, q2_pi) - args.entropy_coef * log_prob",
+            "v_target = agent.min_q(obs, torch.tanh(u)) - args.entropy_coef * log_prob",
             """next_mean, next_log_std = mean_and_log_std(agent.policy(next_obs))
         next_noise = noise.flip(0)
         next_u = next_mean + torch.exp(next_log_std) * next_noise
