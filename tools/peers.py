@@ -3,9 +3,8 @@
     python tools/peers.py --steps 1000000 --seeds 1 2 3
 
 It is SBX if installed (`pip install sbx-rl`, the same algorithm in JAX, about three times faster), else
-stable-baselines3. What still differs from sac.py: no V network but two target Q networks, min(Q1, Q2) in the policy
-loss, the critic's step before the policy's, and larger initial weights in SBX. Each run prints one line: the mean
-return of the last 100 training episodes, and of 10 episodes of the mean action.
+stable-baselines3. What still differs from sac.py: two target Q networks instead of V, and larger initial weights in
+SBX. Each run prints one line: the mean return of the last 100 training episodes, and of 10 episodes of the mean action.
 """
 
 import argparse
