@@ -6,8 +6,8 @@
 
     python mdpo_offpolicy.py --env-id Hopper-v4
 
-Mirror descent repeatedly maximizes a linearization of the objective minus a Bregman divergence to the current point
-(Eq. 1). Off-policy, states come from a replay buffer D, and the next policy is (Eq. 10)
+Mirror descent repeatedly maximizes a linearization of the objective minus 1 / t_k times a Bregman divergence to the
+current point (Eq. 1). Off-policy, states come from a replay buffer D, and the next policy is (Eq. 10)
 
     theta_{k+1} = argmax_theta  E_{s ~ D} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
@@ -21,12 +21,14 @@ min(Q1, Q2) - lambda log pi, and linearizing the entropy at pi_k adds lambda t_k
 At 1 / t_k = lambda the old policy cancels and SAC remains (Eq. 14). `diff sac.py mdpo_offpolicy.py` shows what differs.
 
 - pi_k is a copy of the policy, refreshed every --old-policy-interval = m updates. --gradient-steps m with
-  --old-policy-interval m is Algorithm 2, except that each step draws its own batch and updates the critics too.
-- Q fits r + gamma V', with V' a Polyak average of V. Critics and policy take turns, as in Algorithm 2; the critics go
-  first, and the policy then ascends their new values.
+  --old-policy-interval m is Algorithm 2, except that each step draws its own batch and updates the critics too: Q is
+  that of the current policy, not of pi_k.
+- Q fits r + gamma V', with V' a Polyak average of V. The critics step first, so V fits the policy before its step (in
+  Algorithm 2, after it), and the policy then ascends the new Q.
 - Unlike the authors' code, we use min(Q1, Q2) in the policy loss, sample actions, and do not penalize mean and log std.
-- Actions are in [-1, 1]; the environment rescales them, so lambda has the same meaning in all tasks.
-- Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
+- Actions are in [-1, 1] and rescaled by a wrapper, so the entropy does not depend on a task's action bounds.
+- Beyond the paper: values bootstrap at time limits, the first --learning-starts actions are uniformly random, and the
+  policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -52,8 +54,6 @@ import wandb
 from filelock import FileLock  # torch installs it
 from torch import Tensor, nn
 from tqdm import tqdm
-
-HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 
 
 @dataclass
@@ -103,6 +103,7 @@ class Args:
             raise ValueError("--resume and --evaluate need a --run-name")
 
 
+HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
 FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
 BREGMAN_STEPSIZE = dict(Hopper=0.8, Walker2d=0.4, HalfCheetah=0.3, Ant=0.5, Humanoid=0.5, HumanoidStandup=0.3)
@@ -146,9 +147,8 @@ class Agent(nn.Module):
         self.policy_optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)
 
     def min_q(self, obs: Tensor, action: Tensor) -> Tensor:
-        """The smaller of Q1 and Q2, against overestimation (Fujimoto et al., 2018)."""
         inputs = torch.cat([obs, action], -1)
-        return torch.minimum(self.q1(inputs), self.q2(inputs))
+        return torch.minimum(self.q1(inputs), self.q2(inputs))  # against overestimation (Fujimoto et al., 2018)
 
 
 def act(params: list[nn.Parameter], obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
@@ -171,7 +171,7 @@ def log_density(z: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
 
 
 def mdpo_loss(log_prob: Tensor, old_log_prob: Tensor, q: Tensor, inverse_t: float, entropy_coef: float) -> Tensor:
-    """Eq. 11 for a soft MDP, times 1 / t_k. Not factored, so that at 1 / t_k = lambda it is SAC's loss bit for bit."""
+    """Eq. 11 for a soft MDP, times 1 / t_k. Not factored, so that mdpo_tsallis.py at q = 1 equals it bit for bit."""
     return (inverse_t * log_prob - (inverse_t * old_log_prob - entropy_coef * old_log_prob) - q).mean()
 
 
@@ -218,10 +218,9 @@ def train(args: Args) -> int:
     torch.set_flush_denormal(True)  # dead units' Adam means decay to denormals, which are slow on CPUs
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
-    learn = update
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
-        learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
+    learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True}) if args.compile else update
     width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
@@ -451,7 +450,7 @@ def evaluate(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are closest to the paper's v2
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)

@@ -6,8 +6,8 @@
 
     python mdpo_onpolicy.py --env-id Hopper-v4
 
-Mirror descent repeatedly maximizes a linearization of the objective minus a Bregman divergence to the current point
-(Eq. 1). Up to constants, the linearized return is the expected advantage. With the KL as divergence this gives (Eq. 6)
+Mirror descent repeatedly maximizes a linearization of the objective minus 1 / t_k times a Bregman divergence to the
+current point (Eq. 1). Up to constants, the linearized return is the expected advantage. With the KL this gives (Eq. 6)
 
     theta_{k+1} = argmax_theta  E_{s ~ rho_k} [ E_{a ~ pi_theta} A_k(s, a) - (1 / t_k) KL(pi_theta || pi_k) ].
 
@@ -465,7 +465,7 @@ def evaluate(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are closest to the paper's v2
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)

@@ -25,7 +25,6 @@ what Tsallis adds; mdpo_offpolicy.py documents the rest.
 - log_q is summed over action dimensions, as in the authors' code, but without its floor under the densities. With the
   paper's joint density (--log-q joint) two of three runs diverge on Ant: in 8 dimensions pi^(q - 1) is near 0 or huge.
 - Where pi^(q - 1) exceeds exp(30), log_q continues as a logarithm: finite, with a gradient that does not vanish.
-- Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -51,8 +50,6 @@ import wandb
 from filelock import FileLock  # torch installs it
 from torch import Tensor, nn
 from tqdm import tqdm
-
-HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 
 
 @dataclass
@@ -107,6 +104,7 @@ class Args:
             raise ValueError("--resume and --evaluate need a --run-name")
 
 
+HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
 FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
 BREGMAN_STEPSIZE = dict(Hopper=0.8, Walker2d=0.4, HalfCheetah=0.3, Ant=0.5, Humanoid=0.5, HumanoidStandup=0.3)
@@ -154,9 +152,8 @@ class Agent(nn.Module):
         self.policy_optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)
 
     def min_q(self, obs: Tensor, action: Tensor) -> Tensor:
-        """The smaller of Q1 and Q2, against overestimation (Fujimoto et al., 2018)."""
         inputs = torch.cat([obs, action], -1)
-        return torch.minimum(self.q1(inputs), self.q2(inputs))
+        return torch.minimum(self.q1(inputs), self.q2(inputs))  # against overestimation (Fujimoto et al., 2018)
 
 
 def act(params: list[nn.Parameter], obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
@@ -247,10 +244,9 @@ def train(args: Args) -> int:
     torch.set_flush_denormal(True)  # dead units' Adam means decay to denormals, which are slow on CPUs
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
-    learn = update
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
-        learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
+    learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True}) if args.compile else update
     width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
@@ -481,7 +477,7 @@ def evaluate(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are closest to the paper's v2
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)

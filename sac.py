@@ -18,8 +18,9 @@ then produce the same run. `diff sac.py mdpo_offpolicy.py` shows how they differ
 
 - Q fits r + gamma V', with V' a Polyak average of V, as in the original SAC; later versions have target Q networks.
 - The policy loss uses min(Q1, Q2), as in the SAC paper; the MDPO authors' code uses Q1. lambda is fixed at 0.2.
-- Actions are in [-1, 1]; the environment rescales them, so lambda has the same meaning in all tasks.
-- Beyond the paper: values bootstrap at time limits, and the policy's last layer starts small: pi_0 is nearly uniform.
+- Actions are in [-1, 1] and rescaled by a wrapper, so the entropy does not depend on a task's action bounds.
+- Beyond the paper: values bootstrap at time limits, the first --learning-starts actions are uniformly random, and the
+  policy's last layer starts small: pi_0 is nearly uniform.
 """
 
 import copy
@@ -45,8 +46,6 @@ import wandb
 from filelock import FileLock  # torch installs it
 from torch import Tensor, nn
 from tqdm import tqdm
-
-HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 
 
 @dataclass
@@ -94,6 +93,7 @@ class Args:
             raise ValueError("--resume and --evaluate need a --run-name")
 
 
+HEADROOM = 25_000  # extra rows of the replay file, and the most steps between checkpoints
 PRESETS = {"loaded": {}, "minimal": dict(hidden_size=64, batch_size=64)}
 FIXED = ("env_id", "seed", "preset", "hidden_size", "buffer_size")  # --resume cannot change these
 
@@ -136,9 +136,8 @@ class Agent(nn.Module):
         self.policy_optimizer, self.critic_optimizer = Adam(self.policy_params), Adam(self.critic_params)
 
     def min_q(self, obs: Tensor, action: Tensor) -> Tensor:
-        """The smaller of Q1 and Q2, against overestimation (Fujimoto et al., 2018)."""
         inputs = torch.cat([obs, action], -1)
-        return torch.minimum(self.q1(inputs), self.q2(inputs))
+        return torch.minimum(self.q1(inputs), self.q2(inputs))  # against overestimation (Fujimoto et al., 2018)
 
 
 def act(params: list[nn.Parameter], obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
@@ -206,10 +205,9 @@ def train(args: Args) -> int:
     torch.set_flush_denormal(True)  # dead units' Adam means decay to denormals, which are slow on CPUs
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)
-    learn = update
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # losses, gradients and steps in one graph
-        learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True})
+    learn = torch.compile(update, fullgraph=True, options={"cpp_wrapper": True}) if args.compile else update
     width, folder = 2 * obs_dim + action_dim + 2, Path(args.runs_dir, args.run_name)
     resume = args.resume and (folder / "checkpoint.pt").exists()
     buffer = ReplayBuffer(folder / "replay.bin", width, args.buffer_size, args.total_timesteps, resume)
@@ -434,7 +432,7 @@ def evaluate(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are closest to the paper's v2
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)

@@ -486,7 +486,7 @@ def evaluate(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    warnings.filterwarnings("ignore", message=".*out of date.*")  # the literature reports v4 tasks
+    warnings.filterwarnings("ignore", message=".*out of date.*")  # v4 tasks are closest to the paper's v2
     args = parse_args(argv)
     if args.evaluate:
         return evaluate(args)
