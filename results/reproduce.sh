@@ -16,6 +16,8 @@ ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 HalfCheetah-v4" SEEDS="1 2 3" EXTRA="--learning-rate 1e-3" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 Hopper-v4" EXTRA="--learning-rate 1e-3 --no-anneal-t" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--learning-rate 1e-3 --no-anneal-t" ./benchmark.sh
 for objective in kl-fixed kl-adaptive kl-annealed "kl-fixed --minibatch-size 2048" "kl-fixed --kl-direction new-old"; do
   ALGOS=ppo SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="$critic --objective $objective" ./benchmark.sh
 done
@@ -36,19 +38,22 @@ ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--anneal-lr" ./benchmark.sh
 
-export STEPS=1000000 PRESET=minimal SEEDS="1 2 3"
-ALGOS="mdpo_offpolicy sac" ./benchmark.sh
-ALGOS=mdpo_tsallis ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--log-q joint" ./benchmark.sh
-ALGOS=mdpo_tsallis ENVS=Hopper-v4 EXTRA="--tsallis-q 1.5 --log-q joint" ./benchmark.sh
+# Off-policy. For the rows of runs.csv with policy_q=q1 update=simultaneous, use this file as it was in 624f89b.
+export STEPS=1000000 PRESET=minimal SEEDS=1
+ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 for kind in joint per-dimension; do
-  STEPS=300000 ALGOS=mdpo_tsallis ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--log-q $kind" ./benchmark.sh
-  STEPS=500000 ALGOS=mdpo_tsallis ENVS=Ant-v4 SEEDS="1 2 3" EXTRA="--log-q $kind" ./benchmark.sh
+  STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q $kind" ./benchmark.sh
 done
-PRESET=loaded STEPS=200000 SEEDS=1 ALGOS="mdpo_offpolicy sac" ENVS="Hopper-v4 HalfCheetah-v4" ./benchmark.sh
+STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 ablate="${DRY_RUN:+echo} python tools/ablate.py sac.py"
-$ablate target-q --env-id HalfCheetah-v4 --preset minimal --compile
-for seed in 1 2; do
-  $ablate critic-first+min-q --env-id HalfCheetah-v4 --preset minimal --seed $seed --compile
-  $ablate critic-first+min-q+target-q --env-id HalfCheetah-v4 --preset minimal --seed $seed --compile
+$ablate large-last-layer --env-id Humanoid-v4 --preset minimal --total-timesteps 300000 --compile
+halfcheetah="--env-id HalfCheetah-v4 --preset minimal --compile --seed"
+for seed in 1 2 3; do
+  $ablate none $halfcheetah $seed
+  $ablate simultaneous $halfcheetah $seed
 done
+$ablate q1 $halfcheetah 2
+$ablate target-q $halfcheetah 1
+$ablate target-q $halfcheetah 2
+$ablate q1+simultaneous+target-q $halfcheetah 1
 ${DRY_RUN:+echo} python report.py
