@@ -71,7 +71,7 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 25_000  # environment steps between checkpoints, at most 25,000
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
+    resume: bool = False  # continue --run-name, if it has a checkpoint, with its flags; explicit flags win if not fixed
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
@@ -214,7 +214,7 @@ def train(args: Args) -> int:
     env = make_env(args.env_id)
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
+    torch.set_num_threads(torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else 1)  # 1 is fastest
     torch.set_flush_denormal(True)  # dead units' Adam means decay to denormals, which are slow on CPUs
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, action_dim, args.hidden_size).to(device)

@@ -21,8 +21,8 @@ pi_k instead (Eq. 7, Algorithm 1). With the ratio r = pi_theta(a|s) / pi_k(a|s),
 - Each of the m steps uses the whole batch; only the critic is trained on minibatches.
 - --tsallis-q replaces the KL with a Tsallis divergence, in closed form for Gaussians. The paper has it off-policy only.
 - From the authors' code: advantages standardized over the batch, the policy's gradient norm clipped at 0.5, and a
-  constant learning rate (the paper's table anneals it).
-- Beyond the paper: truncated episodes, like the batch's end, bootstrap from the value of their last observation.
+  constant learning rate (the paper's table anneals it, except in minimal).
+- Beyond Algorithm 1: truncated episodes and the batch's end bootstrap from the value of their last observation.
 
 `diff ppo.py mdpo_onpolicy.py` and `diff trpo.py mdpo_onpolicy.py` show how the algorithms differ.
 """
@@ -59,7 +59,7 @@ class Args:
     total_timesteps: int = 1_000_000  # environment steps, rounded down to K iterations of num_steps * num_envs
     preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the updates; the first call takes about 30 seconds
+    compile: bool = False  # torch.compile losses and gradients; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -67,19 +67,19 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
+    resume: bool = False  # continue --run-name, if it has a checkpoint, with its flags; explicit flags win if not fixed
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # N, environments, stepped one after another
-    num_steps: int = 2048  # T, steps per environment per iteration
+    num_steps: int = 2048  # T, steps per environment per iteration (M in Algorithm 1)
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic (1e-3: results/README.md)
-    anneal_lr: bool = False  # anneal Adam's learning rate linearly to 0 (the paper's table: on, except minimal)
+    anneal_lr: bool = False  # anneal both learning rates linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
@@ -184,12 +184,12 @@ def tsallis_divergence(pi: Normal, pi_k: Normal, q: float) -> Tensor:
 
 
 def mdpo_loss(ratio: Tensor, advantages: Tensor, divergence: Tensor, inverse_t: Tensor) -> Tensor:
-    """Minus the objective of Eq. 6, estimated on samples from pi_k. Its gradient is minus Eq. 7."""
+    """Minus the objective of Eq. 6, estimated on samples from pi_k. Its gradient is minus Eq. 7 (with the KL)."""
     return -(ratio * advantages).mean() + inverse_t * divergence.mean()
 
 
 def policy_backward(policy: Policy, batch: dict[str, Tensor], inverse_t: Tensor, tsallis_q: float) -> Tensor:
-    """Backpropagate the loss of one gradient step (Algorithm 1, line 11) and return it."""
+    """Backpropagate the loss of one gradient step (Algorithm 1, line 11), clip the gradient, and return the loss."""
     pi, pi_k = policy(batch["obs"]), Normal(batch["means"], batch["std"], validate_args=False)
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     loss = mdpo_loss(ratio, batch["advantages"], tsallis_divergence(pi, pi_k, tsallis_q), inverse_t)
@@ -204,7 +204,7 @@ def train(args: Args) -> int:
     envs = [make_env(args.env_id) for _ in range(N)]
     obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
+    torch.set_num_threads(torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else 1)  # 1 is fastest
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)
@@ -264,13 +264,13 @@ def train(args: Args) -> int:
         anneal = 1 - k / K if args.anneal_lr else 1
         policy_optimizer.param_groups[0]["lr"] = args.learning_rate * anneal
         t_k = 1 - k / K if args.anneal_t else 1.0
-        inverse_t = torch.tensor(1 / t_k, device=device)  # a Python float would recompile every iteration
+        inverse_t = torch.tensor(1 / t_k, device=device)  # a tensor, so that a new value does not recompile
         for _ in range(args.sgd_steps):
             policy_loss = improve(policy, batch, inverse_t, args.tsallis_q)
             policy_optimizer.step()
             policy_optimizer.zero_grad()
         if args.tsallis_q < 1 and not policy_loss.isfinite():
-            raise FloatingPointError(f"at step {step}: with q < 1 the divergence needs σ < σ_k / √(1 - q)")
+            raise FloatingPointError(f"policy loss not finite at step {step}; q < 1 needs σ < σ_k / √(1 - q)")
 
         # Policy evaluation: fit the critic on shuffled minibatches.
         critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * anneal

@@ -23,7 +23,7 @@ is mdpo_onpolicy.py bit for bit: --objective kl-annealed --kl-direction new-old 
 
 - Policy and critic share no parameters, so each has its own loop over shuffled minibatches.
 - As in MDPO, advantages are normalized over the batch and the norm of the policy gradient is clipped at 0.5.
-- Beyond the paper: truncated episodes, like the batch's end, bootstrap from the value of their last observation.
+- As in mdpo_onpolicy.py, truncated episodes and the batch's end bootstrap from the value of their last observation.
 
 `diff ppo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
@@ -60,7 +60,7 @@ class Args:
     total_timesteps: int = 1_000_000  # environment steps, rounded down to K iterations of num_steps * num_envs
     preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the updates; the first call takes about 30 seconds
+    compile: bool = False  # torch.compile losses and gradients; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -68,19 +68,19 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
+    resume: bool = False  # continue --run-name, if it has a checkpoint, with its flags; explicit flags win if not fixed
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # N, environments, stepped one after another
-    num_steps: int = 2048  # T, steps per environment per iteration
+    num_steps: int = 2048  # T, steps per environment per iteration (M in Algorithm 1)
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic
-    anneal_lr: bool = True  # anneal Adam's learning rate linearly to 0 (minimal: off)
+    anneal_lr: bool = True  # anneal both learning rates linearly to 0 (minimal: off)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
@@ -208,7 +208,7 @@ def train(args: Args) -> int:
     envs = [make_env(args.env_id) for _ in range(N)]
     obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
+    torch.set_num_threads(torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else 1)  # 1 is fastest
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)

@@ -14,15 +14,15 @@ KL(old || new) (the MDPO paper's Eq. 8). With the ratio r = pi_theta(a|s) / pi_k
 Near theta_k, L is linear with gradient g, and the KL of a step d is 1/2 d' F d, where F is its Hessian, the Fisher
 information matrix. The solution is the natural gradient scaled to the bound:
 
-    d = sqrt(2 delta / x' F x) x,        F x = g.
+    d = sqrt(2 delta / x' F x) x,        F x = g        (in the code F is F + 0.1 I, see --cg-damping).
 
 Conjugate gradient solves F x = g from products F v alone. Each product is one backward pass through the gradient of the
 KL, on every fifth sample. Both approximations are local, so a line search halves d until L improves within the bound;
-after ten failures theta_k is kept. --natural-steps repeats this within the same bound (no gain in the MDPO paper).
+after ten failures it takes no step. --natural-steps repeats this within the same bound (no gain in the MDPO paper).
 
 - The critic's Adam is annealed in the loaded presets; the paper's table has no entry for TRPO.
 - --compile compiles the critic's gradient only.
-- Beyond the paper: truncated episodes, like the batch's end, bootstrap from the value of their last observation.
+- As in mdpo_onpolicy.py, truncated episodes and the batch's end bootstrap from the value of their last observation.
 
 `diff trpo.py mdpo_onpolicy.py` shows how the algorithms differ.
 """
@@ -49,7 +49,6 @@ from filelock import FileLock  # torch installs it
 from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 
@@ -60,7 +59,7 @@ class Args:
     total_timesteps: int = 1_000_000  # environment steps, rounded down to K iterations of num_steps * num_envs
     preset: Literal["loaded-gae", "loaded", "minimal"] = "loaded-gae"  # the paper's variants; explicit flags win
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = False  # torch.compile the updates; the first call takes about 30 seconds
+    compile: bool = False  # torch.compile losses and gradients; the first call takes about 30 seconds
     wandb_mode: Literal["offline", "online", "disabled"] = "offline"  # offline needs no account; `wandb sync` uploads
     wandb_project: str = "mdpo"  # W&B project
     wandb_entity: str | None = None  # W&B user or team
@@ -68,14 +67,14 @@ class Args:
     run_name: str = ""  # the run's folder in RUNS_DIR; default: {env_id}__{exp_name}__{seed}__{unix time}
     runs_dir: str = "runs"  # folder that holds all runs
     checkpoint_interval: int = 100_000  # environment steps between checkpoints
-    resume: bool = False  # continue --run-name from its checkpoint, if it has one, with its flags; explicit flags win
+    resume: bool = False  # continue --run-name, if it has a checkpoint, with its flags; explicit flags win if not fixed
     evaluate: bool = False  # play the mean action of --run-name's checkpoint and print the returns; no training
     eval_episodes: int = 10  # episodes to play with --evaluate
     capture_video: bool = False  # evaluate, and record the first episode in RUNS_DIR/RUN_NAME/videos
     exp_name: tyro.conf.Fixed[str] = Path(__file__).stem  # name of the algorithm in logs
 
     num_envs: int = 1  # N, environments, stepped one after another
-    num_steps: int = 2048  # T, steps per environment per iteration
+    num_steps: int = 2048  # T, steps per environment per iteration (M in Algorithm 1)
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 1e-3  # Adam's learning rate for the critic
@@ -208,13 +207,13 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iteration
 @torch.no_grad()
 def line_search(policy: Policy, batch: dict[str, Tensor], full_step: Tensor, max_kl: float) -> int:
     """Halve the step until the surrogate improves within the bound. Returns the number of tries, 0 if all failed."""
-    start, (objective, _) = parameters_to_vector(policy.parameters()), surrogate_and_kl(policy, batch)
+    start, (objective, _) = nn.utils.parameters_to_vector(policy.parameters()), surrogate_and_kl(policy, batch)
     for attempt in range(10):
-        vector_to_parameters(start + 0.5**attempt * full_step, policy.parameters())
+        nn.utils.vector_to_parameters(start + 0.5**attempt * full_step, policy.parameters())
         new_objective, kl = surrogate_and_kl(policy, batch)
         if new_objective > objective and kl <= max_kl:
             return attempt + 1
-    vector_to_parameters(start, policy.parameters())
+    nn.utils.vector_to_parameters(start, policy.parameters())
     return 0
 
 
@@ -233,7 +232,7 @@ def train(args: Args) -> int:
     envs = [make_env(args.env_id) for _ in range(N)]
     obs_dim, low, high = envs[0].observation_space.shape[0], envs[0].action_space.low, envs[0].action_space.high
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # more threads slow down networks this small
+    torch.set_num_threads(torch.get_num_threads() if os.environ.get("OMP_NUM_THREADS") else 1)  # 1 is fastest
     torch.manual_seed(args.seed)
     policy = Policy(obs_dim, len(low), args.orthogonal_init).to(device)
     critic = mlp(obs_dim, 1, args.orthogonal_init, last_gain=1.0).to(device)

@@ -17,7 +17,7 @@ TASKS = ("Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid", "HumanoidStandu
 OWN_BLOCKS = {
     "mdpo_onpolicy": {"tsallis_divergence", "mdpo_loss", "policy_backward"},
     "trpo": {"surrogate_and_kl", "flat_gradient", "fisher_product", "conjugate_gradient", "line_search"}
-    | {"natural_step", "from torch.nn.utils import parameters_to_vector, vector_to_parameters"},
+    | {"natural_step"},
     "ppo": {"clip_loss", "kl_loss", "penalty_kl", "policy_backward"},
     "mdpo_offpolicy": {"BREGMAN_STEPSIZE", "mdpo_loss"},
     "mdpo_tsallis": {"BREGMAN_STEPSIZE", "TSALLIS_Q", "log_q", "log_q_density", "tsallis_loss"},
