@@ -25,9 +25,8 @@ for q in 1.5 2; do
   ALGOS=mdpo_onpolicy SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-epochs 10 --tsallis-q $q" ./benchmark.sh
 done
 ALGOS=mdpo_onpolicy ENVS="Hopper-v4 Walker2d-v4" SEEDS="1 2 3" EXTRA="--anneal-lr" ./benchmark.sh
-for m in 20 40; do
-  ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps $m" ./benchmark.sh
-done
+ALGOS=mdpo_onpolicy EXTRA="--sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps 40" ./benchmark.sh
 
 export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
@@ -37,14 +36,13 @@ ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10"
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--anneal-lr" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--sgd-steps 20" ./benchmark.sh
 
 # Off-policy. For the rows of runs.csv with policy_q=q1 update=simultaneous, use this file as it was in 624f89b.
 export STEPS=1000000 PRESET=minimal SEEDS=1
 ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
-for kind in joint per-dimension; do
-  STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q $kind" ./benchmark.sh
-done
-STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
+STEPS=300000 ALGOS="mdpo_tsallis sac" ENVS=Humanoid-v4 ./benchmark.sh
+STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 EXTRA="--log-q joint" ./benchmark.sh
 ablate="${DRY_RUN:+echo} python tools/ablate.py sac.py"
 $ablate large-last-layer --env-id Humanoid-v4 --preset minimal --total-timesteps 300000 --compile
 halfcheetah="--env-id HalfCheetah-v4 --preset minimal --compile --seed"
