@@ -10,7 +10,7 @@ ALGOS=ppo SEEDS="1 2" ENVS=Hopper-v4 EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
 ALGOS=trpo SEEDS=1 ENVS=Hopper-v4 EXTRA="--no-anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=1 ENVS=HalfCheetah-v4 EXTRA="--critic-epochs 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy SEEDS=1 ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-epochs 20" ./benchmark.sh
 ALGOS=mdpo_onpolicy SEEDS=1 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
 ALGOS=mdpo_onpolicy SEEDS=2 ENVS=HalfCheetah-v4 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
