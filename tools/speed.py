@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=["HalfCheetah-v4"], help="default: HalfCheetah-v4")
     parser.add_argument("--off-policy", action="store_true", help="the off-policy scripts, not the on-policy ones")
     parser.add_argument("--against", type=Path, help="a checkout of an older version to compare with")
+    parser.add_argument("--only", default="", help="a regular expression: the contenders to run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rltools", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -175,6 +177,8 @@ def main() -> None:
             contenders, references = against(options.against, env_id)
         else:
             contenders, references = (off_policy if options.off_policy else on_policy)(env_id)
+        contenders = {name: run for name, run in contenders.items() if re.search(options.only, name)}
+        references = [name for name in references if name in contenders]
         speeds = {name: [] for name in contenders}
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             for _ in range(options.rounds):
