@@ -10,9 +10,8 @@ ALGOS=ppo SEEDS="1 2" ENVS=Hopper-v4 EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
 ALGOS=trpo SEEDS=1 ENVS=Hopper-v4 EXTRA="--no-anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=1 ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-epochs 20" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=1 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
-ALGOS=mdpo_onpolicy SEEDS=2 ENVS=HalfCheetah-v4 EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy SEEDS="1 2" EXTRA="--critic-epochs 10 --sgd-steps 20" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
@@ -27,17 +26,20 @@ for q in 1.5 2; do
 done
 ALGOS=mdpo_onpolicy ENVS="Hopper-v4 Walker2d-v4" SEEDS="1 2 3" EXTRA="--anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 HalfCheetah-v4" SEEDS="1 2 3" EXTRA="--sgd-steps 20 --anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps 40" ./benchmark.sh
 
 export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Walker2d-v4 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 SEEDS=2 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--critic-epochs 10 --no-anneal-t" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS="HalfCheetah-v4 Walker2d-v4" EXTRA="--sgd-steps 20" ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--sgd-steps 20 --anneal-lr" ./benchmark.sh
 
 # Off-policy. For the rows of runs.csv with policy_q=q1 update=simultaneous, use this file as it was in 624f89b.
 export STEPS=1000000 PRESET=minimal SEEDS=1
