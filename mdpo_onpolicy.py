@@ -84,7 +84,7 @@ class Args:
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
     clip_value_loss: bool = True  # PPO's value clipping, ±0.2 around the old values (minimal: off)
-    critic_epochs: int = 5  # the critic's epochs per iteration, as in the authors' code (10: results/README.md)
+    critic_epochs: int = 5  # the critic's epochs per iteration, as in the authors' code (10, 20: results/README.md)
     critic_minibatch_size: int = 128  # the critic's minibatch
     sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5; 20: results/README.md)
     anneal_t: bool = True  # t_k = 1 - k/K, as in the paper; off: t_k = 1
