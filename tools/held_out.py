@@ -1,4 +1,4 @@
-"""Measure how much of on-policy MDPO's m steps is real: their gain on the batch they were taken on, and on a new one.
+"""Measure how much of on-policy MDPO's m steps is real: their gain on the batch they were taken on, and on others.
 
     python tools/held_out.py runs/Walker2d-v4__mdpo_onpolicy__loaded-gae__10000000__1 --sgd-steps 5 10 20
 
@@ -8,7 +8,6 @@ sample size of the ratios r, (sum r)^2 / sum r^2, divided by the number of sampl
 """
 
 import copy
-import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ import mdpo_onpolicy as mdpo
 class Args:
     folders: tyro.conf.Positional[tuple[Path, ...]]  # runs of mdpo_onpolicy.py
     sgd_steps: tuple[int, ...] = (5, 10, 20)  # values of m
-    batches: int = 8  # batches to take the m steps on
+    batches: int = 16  # batches of pi_k, at least 2
 
 
 class Learner:
@@ -101,16 +100,16 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     for folder in args.folders:
         learner = Learner(folder)
-        batches = [learner.batch(seed) for seed in range(args.batches + 1)]
+        batches = [learner.batch(seed) for seed in range(args.batches)]
         size = torch.cat([batch["advantages"] for batch in batches]).abs().max()
         print(f"{learner.args.run_name}, step {learner.step}: largest standardized advantage {size:.1f}")
         for m in args.sgd_steps:
             rows = []
-            for own, new in itertools.pairwise(batches):
+            for own in batches:
                 policy = learner.improved(own, m)
-                rows.append((*measure(policy, own), measure(policy, new)[0]))
+                rows.append((*measure(policy, own), np.mean([measure(policy, b)[0] for b in batches if b is not own])))
             gain, kl, largest, share, new_gain = np.median(rows, axis=0)
-            line = f"  m = {m}: gain {gain:.3f}, on a new batch {new_gain:.4f}, KL {kl:.4f}"
+            line = f"  m = {m}: gain {gain:.3f}, on other batches {new_gain:.3f}, KL {kl:.3f}"
             print(f"{line}, largest ratio {largest:.1f}, share that counts {share:.2f}", flush=True)
 
 
