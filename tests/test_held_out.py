@@ -27,20 +27,20 @@ def run(in_process, tmp_path):
 def test_no_step_gains_nothing(run):
     learner = held_out.Learner(run)
     batch = learner.batch(seed=1)
-    gain, kl, largest, share = held_out.measure(learner.improved(batch, 0), batch)
+    gain, kl, largest, ess = held_out.measure(learner.improved(batch, 0), batch)
     assert gain == pytest.approx(0, abs=1e-6) and kl == pytest.approx(0, abs=1e-7)
-    assert largest == pytest.approx(1) and share == pytest.approx(1)
+    assert largest == pytest.approx(1) and ess == pytest.approx(1)
 
 
-def test_gain_ratio_and_share_of_two_samples():
+def test_gain_ratio_and_effective_sample_size_of_two_samples():
     policy = mdpo_onpolicy.Policy(1, 1, orthogonal_init=True)
     obs, actions = torch.ones(2, 1), torch.zeros(2, 1)
     pi = policy(obs)
     log_probs = pi.log_prob(actions).sum(-1).detach() - torch.tensor([1.0, 3.0]).log()  # ratios 1 and 3
     batch = dict(obs=obs, actions=actions, means=pi.loc.detach() + 1, std=pi.scale.detach(), log_probs=log_probs)
-    gain, kl, largest, share = held_out.measure(policy, batch | dict(advantages=torch.tensor([-1.0, 2.0])))
+    gain, kl, largest, ess = held_out.measure(policy, batch | dict(advantages=torch.tensor([-1.0, 2.0])))
     assert gain == pytest.approx((-1 + 6) / 2) and kl == pytest.approx(0.5)
-    assert largest == pytest.approx(3) and share == pytest.approx(16 / 10 / 2)
+    assert largest == pytest.approx(3) and ess == pytest.approx(16 / 10 / 2)
 
 
 def test_the_first_step_is_adams_along_the_gradient(run):

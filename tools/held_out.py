@@ -3,8 +3,8 @@
     python tools/held_out.py runs/Walker2d-v4__mdpo_onpolicy__loaded-gae__10000000__1 --sgd-steps 5 10 20
 
 From the run's checkpoint, with its Adam state and t_k, it takes m steps on each of several batches of pi_k. The gain is
-the mean of r A with standardized advantages, which is 0 at pi_k. The share of the batch that counts is the effective
-sample size of the ratios r, (sum r)^2 / sum r^2, divided by the number of samples. Numbers are medians over batches.
+the mean of r A with standardized advantages, which is 0 at pi_k. The effective sample size of the ratios r is
+(sum r)^2 / sum r^2, here divided by the number of samples. Numbers are medians over batches.
 """
 
 import copy
@@ -88,7 +88,7 @@ class Learner:
 
 @torch.no_grad()
 def measure(policy: mdpo.Policy, batch: dict[str, Tensor]) -> tuple[float, float, float, float]:
-    """Gain, KL(pi || pi_k), largest ratio, and share of the batch that counts."""
+    """Gain, KL(pi || pi_k), largest ratio, and effective sample size as a fraction of the batch."""
     pi = policy(batch["obs"])
     ratio = torch.exp(pi.log_prob(batch["actions"]).sum(-1) - batch["log_probs"])
     gain, kl = (ratio * batch["advantages"]).mean(), mdpo.gaussian_kl(pi, Normal(batch["means"], batch["std"])).mean()
@@ -108,9 +108,9 @@ def main(argv: list[str] | None = None) -> None:
             for own in batches:
                 policy = learner.improved(own, m)
                 rows.append((*measure(policy, own), np.mean([measure(policy, b)[0] for b in batches if b is not own])))
-            gain, kl, largest, share, new_gain = np.median(rows, axis=0)
+            gain, kl, largest, ess, new_gain = np.median(rows, axis=0)
             line = f"  m = {m}: gain {gain:.3f}, on other batches {new_gain:.3f}, KL {kl:.3f}"
-            print(f"{line}, largest ratio {largest:.1f}, share that counts {share:.2f}", flush=True)
+            print(f"{line}, largest ratio {largest:.1f}, ESS {ess:.2f}", flush=True)
 
 
 if __name__ == "__main__":
