@@ -8,6 +8,9 @@ critic="--critic-minibatch-size 128 --no-anneal-lr"
 ALGOS=ppo SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="$critic" ./benchmark.sh
 ALGOS=ppo SEEDS="1 2" ENVS=Hopper-v4 EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
+critic20="--critic-epochs 20 --learning-rate 3e-4 --no-anneal-lr"
+ALGOS=trpo SEEDS="1 2" ENVS=HalfCheetah-v4 EXTRA="$critic20" ./benchmark.sh
+ALGOS=trpo SEEDS=1 ENVS=Walker2d-v4 EXTRA="$critic20" ./benchmark.sh
 ALGOS=trpo SEEDS=1 ENVS=Hopper-v4 EXTRA="--no-anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 20" ./benchmark.sh
