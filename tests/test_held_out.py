@@ -79,3 +79,8 @@ def test_a_finished_run_has_no_next_iteration(run):
     torch.save(state, run / "checkpoint.pt")
     with pytest.raises(SystemExit, match="finished"):
         held_out.Learner(run)
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=f"no checkpoint in {tmp_path}"):
+        held_out.main([str(tmp_path)])

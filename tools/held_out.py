@@ -33,6 +33,8 @@ class Learner:
     """A checkpoint of mdpo_onpolicy.py, ready for the next iteration."""
 
     def __init__(self, folder: Path):
+        if not (folder / "checkpoint.pt").is_file():
+            sys.exit(f"no checkpoint in {folder}")
         self.state = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         self.args, self.step = mdpo.Args(**self.state["args"]), self.state["step"]
         self.env = mdpo.make_env(self.args.env_id)
