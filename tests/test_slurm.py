@@ -156,10 +156,11 @@ def test_arrays_resume_from_their_checkpoints_after_preemption_and_the_time_limi
             log = (tmp_path / "runs" / f"{finished.parent.name}.log").read_text()
             stops = re.findall(r"stopped at step (\d+)", log)
             # Each start continues where the one before it stopped, and has its own W&B segment. A run that finished
-            # just before it was preempted starts once more, at its end.
+            # just before it was preempted starts once more, at its end; one preempted before W&B starts has no segment.
             starts = re.findall(rf" (\d+)/{steps} \[00:00<\?", log)
             assert starts[: len(stops) + 1] == ["0", *stops] and {*starts[len(stops) + 1 :]} <= {str(steps)}
-            assert len(list(finished.parent.glob("wandb/offline-run-*"))) == int(job["Restarts"]) + 1 >= len(starts)
+            segments = list(finished.parent.glob("wandb/offline-run-*"))
+            assert len(starts) <= len(segments) <= int(job["Restarts"]) + 1
             if stops:
                 assert int(stops[-1]) < history(finished.parent)[-1]["global_step"] <= steps
     for grid in (low, high):
