@@ -528,7 +528,7 @@ BALANCE = ("--env-id", "InvertedPendulum-v4", "--run-name", "r")
 SWING_UP = ("--env-id", "Pendulum-v1", "--run-name", "r", "--preset", "minimal", "--total-timesteps", 3000)
 SWING_UP += ("--learning-starts", 300, "--learning-rate", 2e-3, "--tau", 0.02, "--gamma", 0.95)
 LEARNING = {
-    "mdpo_onpolicy": (*BALANCE, "--total-timesteps", 20_000, "--num-steps", 1024, "--learning-rate", 1e-3),
+    "mdpo_onpolicy": (*BALANCE, "--total-timesteps", 40_000, "--num-steps", 1024, "--learning-rate", 1e-3),
     "trpo": (*BALANCE, "--total-timesteps", 14_000, "--num-steps", 512),
     "ppo": (*BALANCE, "--total-timesteps", 16_000, "--num-steps", 1024),
     "mdpo_offpolicy": SWING_UP,
