@@ -395,18 +395,19 @@ def escape(text: object) -> str:
 
 
 def figures(runs: pd.DataFrame) -> dict[str, Figure]:
-    """One figure per family and preset, and one of its variants, by file name."""
+    """One figure per family and preset, and one per algorithm that has variants, by file name."""
     drawn = {}
-    for group, found in runs.groupby("group", sort=False):
+    for group, found in runs.sort_values("steps", kind="stable").groupby("group", sort=False):
         name, usual = group.replace(" ", "_"), found[found.variant == ""]
         algorithms = usual.groupby(["env_id", "steps"]).algo.transform("nunique")
         usual = usual[algorithms == algorithms.groupby(usual.env_id).transform("max")]  # lengths with most algorithms
         if len(usual):
             panels = usual.groupby(["env_id", "steps"], sort=False)
             drawn[f"curves_{name}.png"] = draw(panels, "algo", list(FAMILIES[group.split()[0]]), group)
-        if len(varied := found.groupby(CELL[:-1]).filter(lambda cell: any(cell.variant))):
-            panels, labels = varied.groupby(["algo", "env_id", "steps"], sort=False), sorted(set(varied.variant))
-            drawn[f"variants_{name}.png"] = draw(panels, "variant", labels, f"{group}, variants")
+        varied = found.groupby(CELL[:-1]).filter(lambda cell: any(cell.variant))
+        for algo, cells in varied.groupby("algo", sort=False):
+            panels, labels = cells.groupby(["env_id", "steps"], sort=False), sorted(set(cells.variant))
+            drawn[f"variants_{name}_{algo}.png"] = draw(panels, "variant", labels, f"{group}, {algo}")
     return drawn
 
 
@@ -414,7 +415,7 @@ def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
     """Mean and standard error over seeds, or each seed as a thin line where there are fewer than 3."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows, lines = -(-len(panels) // columns), {}
-    width = max(7, 3.8 * columns)  # at least that of the heading
+    width = max(7.5, 3.8 * columns)  # at least that of the heading
     legend_columns = max(1, int(width / (0.5 + 0.08 * max(map(len, labels)))))  # inches of a line, a gap and the text
     height = 2.8 * rows + 0.8 + 0.2 * len(labels) / legend_columns
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -429,7 +430,7 @@ def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
             lines.setdefault(label, axis.plot(x, y, color=color, linestyle=style, linewidth=width)[0])
             if len(cell) >= 3:
                 axis.fill_between(x, center - error, center + error, color=color, alpha=0.2, linewidth=0)
-        seeds = "–".join(map(str, sorted(set(cells.size()))))
+        seeds = "–".join(map(str, sorted({cells.size().min(), cells.size().max()})))
         axis.set_title(f"{', '.join(map(printable, names))}, {short(steps)} steps, n = {seeds}")
     shown = {label or "default": lines[label] for label in labels if label in lines}
     heading = f"{heading.capitalize()}: mean and standard error over n seeds, or each seed (n < 3)"

@@ -501,32 +501,41 @@ def test_a_figure_has_a_panel_per_task_and_a_line_per_algorithm():
     assert [text.get_text() for text in legend.get_texts()] == ["trpo", "ppo"]
 
 
-def test_variants_have_a_figure_and_old_figures_are_deleted(tmp_path, monkeypatch):
+def test_each_algorithm_with_variants_has_a_figure_of_them_and_old_figures_are_deleted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save([row(), *(row(varied=dict(gamma=f"0.{n}")) for n in range(1, 10))])
+    others = [row("mdpo_onpolicy"), row("trpo"), row("trpo", varied=dict(gamma="0.9"))]
+    save([row(), *(row(varied=dict(gamma=f"0.{n}")) for n in range(1, 10)), *others])
     for name in ("curves_off-policy_old.png", "variants_off-policy_old.png", "mine.png"):
         Path("results", name).touch()
     assert report.main([]) == 0
     pictures = {path.name: path.read_bytes()[:4] for path in Path("results").glob("*.png")}
-    assert set(pictures) == {"mine.png", "curves_on-policy_loaded-gae.png", "variants_on-policy_loaded-gae.png"}
-    assert pictures["variants_on-policy_loaded-gae.png"] == b"\x89PNG"
-    (panel,) = report.figures(report.select(report.read_results(Path("results"))))[
-        "variants_on-policy_loaded-gae.png"
-    ].axes
-    assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == 10
+    trpo, ppo = (f"variants_on-policy_loaded-gae_{algo}.png" for algo in ("trpo", "ppo"))
+    assert set(pictures) == {"mine.png", "curves_on-policy_loaded-gae.png", trpo, ppo}
+    assert pictures[ppo] == b"\x89PNG"
+    drawn = report.figures(report.select(report.read_results(Path("results"))))
+    for name, lines in ((trpo, 2), (ppo, 10)):
+        (panel,) = drawn[name].axes
+        assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == lines
 
 
-def test_a_task_has_a_panel_for_each_length_that_most_algorithms_have():
-    rows = [row(algo, steps=steps) for algo in ("ppo", "trpo") for steps in (1_000_000, 10_000_000)]
+def test_a_task_has_a_panel_for_each_length_that_most_algorithms_have_and_longer_runs_come_last():
+    tasks, lengths = ("Hopper-v4", "Walker2d-v4"), (1_000_000, 10_000_000)
+    rows = [row(algo, env, steps=steps) for algo in ("ppo", "trpo") for env in tasks for steps in lengths]
     figure = report.figures(report.select([*rows, row(steps=300_000)]))["curves_on-policy_loaded-gae.png"]
-    titles = ["Hopper-v4, 1M steps, n = 1", "Hopper-v4, 10M steps, n = 1"]
+    titles = [f"{env}, {steps // 10**6}M steps, n = 1" for steps in lengths for env in tasks]
     assert [axis.get_title() for axis in figure.axes] == titles
+
+
+def test_a_panel_says_the_fewest_and_the_most_seeds():
+    rows = [row(algo, seed=seed) for algo, n in (("mdpo_onpolicy", 1), ("trpo", 2), ("ppo", 4)) for seed in range(n)]
+    (panel,) = report.figures(report.select(rows))["curves_on-policy_loaded-gae.png"].axes
+    assert panel.get_title() == "Hopper-v4, 1M steps, n = 1–4"
 
 
 def test_a_legend_with_long_names_fits_in_its_figure():
     varied = [dict(gamma=f"0.{n}", critic_minibatch_size="128", objective="kl-annealed") for n in range(1, 10)]
-    rows = [row(), *(row(varied=flags) for flags in varied)]
-    figure = report.figures(report.select(rows))["variants_on-policy_loaded-gae.png"]
+    rows = [row("mdpo_onpolicy"), *(row("mdpo_onpolicy", varied=flags) for flags in varied)]
+    figure = report.figures(report.select(rows))["variants_on-policy_loaded-gae_mdpo_onpolicy.png"]
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert legend.x0 >= 0 and legend.x1 <= figure.bbox.x1 and legend.y1 <= figure.bbox.y1
