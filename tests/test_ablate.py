@@ -90,6 +90,19 @@ def test_the_large_last_layer_is_100_times_the_small_one():
     torch.testing.assert_close(100 * layers[0], layers[1])
 
 
+def test_a_fast_log_std_takes_larger_steps_than_the_mean(monkeypatch, tmp_path):
+    """Adam's first step is the learning rate times the sign of the gradient."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id InvertedPendulum-v4 --num-steps 64 --total-timesteps 64 --sgd-steps 1 --wandb-mode disabled"
+    policies = {}
+    for variant in ("none", "fast-log-std"):
+        assert load(variant, "mdpo_onpolicy.py").main([*flags.split(), "--run-name", variant]) == 0
+        policies[variant] = torch.load(f"runs/{variant}/checkpoint.pt", weights_only=True)["policy"]
+    usual, fast = (policy.pop("log_std").abs() for policy in policies.values())
+    torch.testing.assert_close(torch.cat([usual, fast]), torch.tensor([3e-4, 1e-3]), rtol=0.01, atol=0)
+    torch.testing.assert_close(*policies.values())
+
+
 @pytest.mark.parametrize("script", ["sac.py", "mdpo_offpolicy.py", "mdpo_tsallis.py"])
 def test_the_last_layer_and_q_can_be_changed_in_all_three(script):
     load("large-last-layer+q1+simultaneous", script)
@@ -98,4 +111,4 @@ def test_the_last_layer_and_q_can_be_changed_in_all_three(script):
 def test_a_variant_that_does_not_apply_stops():
     with pytest.raises(SystemExit, match="q1 does not apply"):
         changed("x = 1", "q1")
-    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 5
+    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 6

@@ -18,10 +18,13 @@ import torch
 POLICY_Q = "    q = agent.min_q(obs, torch.tanh(u))"
 CRITIC_STEP = "    agent.critic_optimizer.step(critic_gradients, args.learning_rate)\n"
 POLICY_STEP = "    agent.policy_optimizer.step(policy_gradients, args.learning_rate)\n"
+TWO_RATES = "Adam([dict(params=policy.mean.parameters()), dict(params=[policy.log_std], lr=1e-3)],"
 TARGETS = "zip(agent.target_v.parameters(), agent.v.parameters(), strict=True)"
 
 VARIANTS: dict[str, list[tuple[str, str]]] = {
     "none": [],
+    # On-policy: the log std has Adam's learning rate 1e-3, the mean network that of the flags.
+    "fast-log-std": [("Adam(policy.parameters(),", TWO_RATES)],
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
     # The policy maximizes Q1 instead of min(Q1, Q2), as in the MDPO authors' code.
