@@ -5,12 +5,10 @@ export STEPS=1000000
 export ENVS="Hopper-v4 Walker2d-v4 HalfCheetah-v4"
 ALGOS="mdpo_onpolicy trpo ppo" ./benchmark.sh
 critic="--critic-minibatch-size 128 --no-anneal-lr"
-ALGOS=ppo SEEDS="1 2 3" ENVS="Walker2d-v4 HalfCheetah-v4" EXTRA="$critic" ./benchmark.sh
-ALGOS=ppo SEEDS="1 2" ENVS=Hopper-v4 EXTRA="$critic" ./benchmark.sh
+ALGOS=ppo SEEDS="1 2 3" EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
-critic20="--critic-epochs 20 --learning-rate 3e-4 --no-anneal-lr"
-ALGOS=trpo SEEDS="1 2" ENVS=HalfCheetah-v4 EXTRA="$critic20" ./benchmark.sh
-ALGOS=trpo SEEDS=1 ENVS=Walker2d-v4 EXTRA="$critic20" ./benchmark.sh
+ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 20 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
+ALGOS=trpo SEEDS="1 2 3" EXTRA="--learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
 ALGOS=trpo SEEDS=1 ENVS=Hopper-v4 EXTRA="--no-anneal-lr" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy EXTRA="--critic-epochs 20" ./benchmark.sh
@@ -37,6 +35,7 @@ export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 SEEDS=2 ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo" ENVS=Hopper-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
@@ -52,15 +51,17 @@ ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q joint" ./benchmark.sh
-ablate="${DRY_RUN:+echo} python tools/ablate.py sac.py"
-$ablate large-last-layer --env-id Humanoid-v4 --preset minimal --total-timesteps 300000 --compile
+ablate="${DRY_RUN:+echo} python tools/ablate.py"
+$ablate sac.py large-last-layer --env-id Humanoid-v4 --preset minimal --total-timesteps 300000 --compile
 halfcheetah="--env-id HalfCheetah-v4 --preset minimal --compile --seed"
 for seed in 1 2 3; do
-  $ablate none $halfcheetah $seed
-  $ablate simultaneous $halfcheetah $seed
+  for variant in none q1 simultaneous q1+simultaneous+target-q; do
+    $ablate sac.py $variant $halfcheetah $seed
+  done
+  for task in Hopper-v4 Walker2d-v4 HalfCheetah-v4; do
+    $ablate mdpo_onpolicy.py fast-log-std --env-id $task --seed $seed --compile
+  done
 done
-$ablate q1 $halfcheetah 2
-$ablate target-q $halfcheetah 1
-$ablate target-q $halfcheetah 2
-$ablate q1+simultaneous+target-q $halfcheetah 1
+$ablate sac.py target-q $halfcheetah 1
+$ablate sac.py target-q $halfcheetah 2
 ${DRY_RUN:+echo} python report.py
