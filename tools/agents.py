@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Created by `python tools/agents.py` from the run with the median score, as far as runs are finished. Hopper's of MDPO
-has 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)). Return: mean action, mean ± std of 100 episodes.
-Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
+Created by `python tools/agents.py` from the run with the median score, as far as runs are finished. Exception: MDPO on
+Hopper is seed 1 with 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)). Return: mean action, mean ± std
+of 100 episodes. Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
 | name | algorithm | task | seed | steps | return | commit |
 |---|---|---|---|---|---|---|
