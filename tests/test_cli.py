@@ -477,6 +477,11 @@ def test_capture_video_writes_a_video_of_one_episode(script, in_process):
     assert video.stat().st_size > 100
 
 
+def test_committed_agents_are_small():
+    sizes = [path.stat().st_size for path in (ROOT / "results/agents").glob("*/checkpoint.pt")]
+    assert max(sizes) < 100_000 and sum(sizes) < 5_000_000
+
+
 def test_a_committed_agent_plays_within_its_stated_spread(capsys):
     """The table says mean ± std of 100 episodes; the mean of 3 is within 4 of their standard errors, plus rounding."""
     table = (ROOT / "results/agents/README.md").read_text()

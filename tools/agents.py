@@ -51,6 +51,8 @@ def export(run: Path) -> str:
     name = f"{args['env_id']}__{args['exp_name']}__{args['preset']}"
     (AGENTS / name).mkdir(parents=True, exist_ok=True)
     kept = {key: checkpoint[key] for key in ("args", "policy", "obs_moments", "step") if key in checkpoint}
+    if sum(weights.nbytes for weights in kept["policy"].values()) > 90_000:  # humanoids: keep the file below 100 KB
+        kept["policy"] = {key: weights.half() for key, weights in kept["policy"].items()}
     torch.save(kept, AGENTS / name / "checkpoint.pt")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
