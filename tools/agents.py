@@ -24,9 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Created by `python tools/agents.py` from the run with the median score, as far as runs are finished. Exception: MDPO on
-Hopper is seed 1 with 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)). Return: mean action, mean ± std
-of 100 episodes. Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
+Created by `python tools/agents.py` from the run with the median score, as far as runs are finished. Exceptions: MDPO
+on HalfCheetah is the best of three, and on Hopper seed 1 with 10 critic epochs and 1M steps
+([why](../README.md#hopper-at-10m)). Return: mean action, mean ± std of 100 episodes.
+Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
 | name | algorithm | task | seed | steps | return | commit |
 |---|---|---|---|---|---|---|
@@ -67,7 +68,7 @@ def export(run: Path) -> str:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     path = AGENTS / "README.md"
-    rows = {row.split(" | ")[0]: row for row in path.read_text().splitlines()[8:]} if path.exists() else {}
+    rows = {row.split(" | ")[0]: row for row in path.read_text().splitlines()[9:]} if path.exists() else {}
     for run in map(Path, sys.argv[1:]):
         row = export(run)
         rows[row.split(" | ")[0]] = row
