@@ -4,7 +4,9 @@ cd "$(dirname "$0")/.." || exit
 export STEPS=1000000
 export ENVS="Hopper-v4 Walker2d-v4 HalfCheetah-v4"
 ALGOS="mdpo_onpolicy trpo ppo" ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 Humanoid-v4 HumanoidStandup-v4" SEEDS=1 ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 Humanoid-v4" SEEDS=1 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=HumanoidStandup-v4 SEEDS=1 ./benchmark.sh
+ALGOS=mdpo_onpolicy ENVS=Ant-v4 SEEDS=1 EXTRA="--learning-rate 1e-3" ./benchmark.sh
 critic="--critic-minibatch-size 128 --no-anneal-lr"
 ALGOS=ppo SEEDS="1 2 3" EXTRA="$critic" ./benchmark.sh
 ALGOS=trpo SEEDS="1 2 3" EXTRA="--critic-epochs 10 --learning-rate 3e-4 --no-anneal-lr" ./benchmark.sh
@@ -48,7 +50,8 @@ ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--sgd-steps 20 --anneal-lr" ./ben
 
 # Off-policy. For the rows of runs.csv with policy_q=q1 update=simultaneous, use this file as it was in 624f89b.
 export STEPS=1000000 PRESET=minimal SEEDS=1
-ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS="HalfCheetah-v4 Walker2d-v4" ./benchmark.sh
+ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
+ALGOS=mdpo_offpolicy ENVS=Walker2d-v4 ./benchmark.sh
 STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q joint" ./benchmark.sh
