@@ -20,6 +20,9 @@ import mdpo_tsallis
 import ppo
 import sac
 
+sys.path.append(str(ROOT / "tools"))
+import agents
+
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path, monkeypatch):
@@ -480,6 +483,12 @@ def test_capture_video_writes_a_video_of_one_episode(script, in_process):
 def test_committed_agents_are_small():
     sizes = [path.stat().st_size for path in (ROOT / "results/agents").glob("*/checkpoint.pt")]
     assert max(sizes) < 100_000 and sum(sizes) < 5_000_000
+
+
+def test_the_table_of_agents_has_the_scores_and_ranks_of_runs_csv():
+    assert agents.page([]) == (ROOT / "results/agents/README.md").read_text(), "run python tools/agents.py"
+    names = [path.parent.name for path in (ROOT / "results/agents").glob("*/checkpoint.pt")]
+    assert sorted(re.findall(r"^\| (\S+__\S+) ", agents.page([]), flags=re.M)) == sorted(names)
 
 
 def test_a_committed_agent_plays_within_its_stated_spread(capsys):

@@ -1,13 +1,14 @@
 """Copy the policies of finished runs into results/agents, small enough to commit.
 
-    python tools/agents.py runs/HalfCheetah-v4__mdpo_onpolicy__loaded-gae__10000000__2 ...
+    python report.py && python tools/agents.py runs/HalfCheetah-v4__mdpo_onpolicy__loaded-gae__10000000__2 ...
 
 Each agent keeps what evaluation needs: the policy with its observation statistics, and the flags. Play one with
 
     python mdpo_onpolicy.py --evaluate --runs-dir results/agents --run-name NAME
 
-The script plays 100 episodes of each agent and writes their mean and std to results/agents/README.md, with the commit
-that trained it.
+The script plays 100 episodes of each new agent and writes results/agents/README.md: their mean and std, the commit that
+trained the agent, and its training score with its rank among the seeds in results/runs.csv. Without arguments it only
+updates the ranks.
 """
 
 import contextlib
@@ -18,19 +19,23 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from report import CELL, read_results, select  # noqa: E402, after the path
+
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Created by `python tools/agents.py` from the run with the median score, as far as runs are finished. Exceptions: MDPO
-on HalfCheetah is the best of three, and on Hopper seed 1 with 10 critic epochs and 1M steps
-([why](../README.md#hopper-at-10m)). Return: mean action, mean ± std of 100 episodes.
+Return: mean action, mean ± std of 100 episodes. Score: sampled actions, the last 100 episodes of training. Rank: of the
+score among the seeds that have been run, 1 is the best. An agent is from the median seed where that run was still there
+when the last seed was finished. MDPO's on Hopper has 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)).
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
-| name | algorithm | task | seed | steps | return | commit |
-|---|---|---|---|---|---|---|
+| name | algorithm | task | seed | steps | score | rank | return | commit |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -45,8 +50,8 @@ def commit_of(run: Path) -> str:
     return "unknown"
 
 
-def export(run: Path) -> str:
-    """Copy one agent, play it, and return its row of the table."""
+def export(run: Path) -> tuple[str, str, str]:
+    """Copy one agent and play it. Returns its name, return and commit."""
     checkpoint = torch.load(run / "checkpoint.pt", map_location="cpu", weights_only=True)
     args = checkpoint["args"]
     name = f"{args['env_id']}__{args['exp_name']}__{args['preset']}"
@@ -60,17 +65,31 @@ def export(run: Path) -> str:
         flags = ["--evaluate", "--eval-episodes", "100", "--runs-dir", str(AGENTS), "--run-name", name]
         import_module(args["exp_name"]).main(flags)
     mean, std = re.search(r"mean (\S+) ± (\S+)", output.getvalue()).groups()
-    steps = f"{args['total_timesteps'] / 1e6:g}M"
-    cells = (name, args["exp_name"], args["env_id"], args["seed"], steps, f"{mean} ± {std}", commit_of(run))
+    return name, f"{mean} ± {std}", commit_of(run)
+
+
+def row(name: str, returned: str, commit: str, runs: pd.DataFrame) -> str:
+    """An agent's row of the table. Its score and rank are those of runs.csv."""
+    args = torch.load(AGENTS / name / "checkpoint.pt", weights_only=True)["args"]
+    finished = (runs.status == "finished") & (runs.steps == args["total_timesteps"])
+    mine = runs[finished & (runs.run == args["run_name"]) & runs.commit.str.startswith(commit)].iloc[-1]
+    others = runs[(runs[CELL] == mine[CELL]).all(axis=1) & ((runs.left_out == "") | (runs.id == mine.id))]
+    scores, score = others.final_return.astype(float), float(mine.final_return)
+    cells = (name, args["exp_name"], args["env_id"], args["seed"], f"{args['total_timesteps'] / 1e6:g}M")
+    cells += (f"{score:.0f}", f"{(scores > score).sum() + 1} of {len(scores)}", returned, commit)
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def page(exported: list[tuple[str, str, str]]) -> str:
+    """README.md with the agents that are there and those just exported."""
+    text = (AGENTS / "README.md").read_text()
+    listed = re.findall(r"^\| (\S+__\S+) .* \| (\S+ ± \S+) \| (\w+) \|$", text, flags=re.M)
+    agents = {name: (name, *rest) for name, *rest in listed + exported}
+    runs = select(read_results(ROOT / "results"))
+    return HEADER + "".join(f"{row(*agents[name], runs)}\n" for name in sorted(agents))
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    path = AGENTS / "README.md"
-    rows = {row.split(" | ")[0]: row for row in path.read_text().splitlines()[9:]} if path.exists() else {}
-    for run in map(Path, sys.argv[1:]):
-        row = export(run)
-        rows[row.split(" | ")[0]] = row
-        print(row)
-        path.write_text(HEADER + "\n".join(rows[key] for key in sorted(rows)) + "\n")
+    exported = [export(Path(run)) for run in sys.argv[1:]]
+    (AGENTS / "README.md").write_text(page(exported))
+    print(page([]))
