@@ -30,8 +30,8 @@ AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
 Return: mean action, mean ± std of 100 episodes. Score: sampled actions, the last 100 episodes of training. Rank: of the
-score among the seeds that have been run, 1 is the best. An agent is from the median seed where that run was still there
-when the last seed was finished. MDPO's on Hopper has 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)).
+score among the seeds that have been run, 1 is the best. We publish the median seed where its checkpoint survived; the
+rank shows the exceptions. MDPO on Hopper has 10 critic epochs and 1M steps ([why](../README.md#hopper-at-10m)).
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
 | name | algorithm | task | seed | steps | score | rank | return | commit |
