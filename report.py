@@ -399,8 +399,9 @@ def figures(runs: pd.DataFrame) -> dict[str, Figure]:
     drawn = {}
     for group, found in runs.sort_values("steps", kind="stable").groupby("group", sort=False):
         name, usual = group.replace(" ", "_"), found[found.variant == ""]
-        algorithms = usual.groupby(["env_id", "steps"]).algo.transform("nunique")
-        usual = usual[algorithms == algorithms.groupby(usual.env_id).transform("max")]  # lengths with most algorithms
+        algorithms, tasks = usual.groupby(["env_id", "steps"]).algo.transform("nunique"), usual.groupby("env_id")
+        most = algorithms == algorithms.groupby(usual.env_id).transform("max")
+        usual = usual[most | (usual.steps == tasks.steps.transform("max"))]  # lengths with most algorithms, the longest
         if len(usual):
             panels = usual.groupby(["env_id", "steps"], sort=False)
             drawn[f"curves_{name}.png"] = draw(panels, "algo", list(FAMILIES[group.split()[0]]), group)

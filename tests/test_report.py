@@ -483,7 +483,7 @@ def test_rounding_hides_no_spread(scores, mean, middle):
 
 def test_a_figure_has_a_panel_per_task_and_a_line_per_algorithm():
     rows = [row(algo, env, s, s) for algo in ("ppo", "trpo") for env in ("Ant-v4", "Hopper-v4") for s in (1, 2, 4)]
-    rows += [row(env_id="Walker2d-v4", seed=s) for s in (1, 2)] + [row(steps=10_000_000), row("sac")]
+    rows += [row(env_id="Walker2d-v4", seed=s) for s in (1, 2)] + [row(steps=300_000), row("sac")]
     drawn = report.figures(report.select(rows))
     assert set(drawn) == {"curves_on-policy_loaded-gae.png", "curves_off-policy_minimal.png"}
     figure = drawn["curves_on-policy_loaded-gae.png"]
@@ -518,9 +518,10 @@ def test_each_algorithm_with_variants_has_a_figure_of_them_and_old_figures_are_d
         assert len({(x.get_color(), x.get_linestyle()) for x in panel.get_lines()}) == lines
 
 
-def test_a_task_has_a_panel_for_each_length_that_most_algorithms_have_and_longer_runs_come_last():
+def test_a_task_has_a_panel_for_its_longest_runs_and_for_each_length_that_most_algorithms_have():
     tasks, lengths = ("Hopper-v4", "Walker2d-v4"), (1_000_000, 10_000_000)
     rows = [row(algo, env, steps=steps) for algo in ("ppo", "trpo") for env in tasks for steps in lengths]
+    rows.remove(next(r for r in rows if (r["algo"], r["env_id"], r["steps"]) == ("trpo", "Walker2d-v4", 10_000_000)))
     figure = report.figures(report.select([*rows, row(steps=300_000)]))["curves_on-policy_loaded-gae.png"]
     titles = [f"{env}, {steps // 10**6}M steps, n = 1" for steps in lengths for env in tasks]
     assert [axis.get_title() for axis in figure.axes] == titles
