@@ -39,6 +39,7 @@ ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 SEEDS=2 ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Hopper-v4 ./benchmark.sh
+ALGOS="mdpo_onpolicy ppo" ENVS=Ant-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
@@ -52,6 +53,7 @@ ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--sgd-steps 20 --anneal-lr" ./ben
 export STEPS=1000000 PRESET=minimal SEEDS=1
 ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 ALGOS=mdpo_offpolicy ENVS=Walker2d-v4 ./benchmark.sh
+ALGOS="mdpo_offpolicy sac" ENVS=Hopper-v4 ./benchmark.sh
 STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q joint" ./benchmark.sh
