@@ -397,7 +397,7 @@ def escape(text: object) -> str:
 def figures(runs: pd.DataFrame) -> dict[str, Figure]:
     """One figure per family and preset, and one per algorithm that has variants, by file name."""
     drawn = {}
-    for group, found in runs.sort_values("steps", kind="stable").groupby("group", sort=False):
+    for group, found in runs.sort_values("steps", kind="stable", ascending=False).groupby("group", sort=False):
         name, usual = group.replace(" ", "_"), found[found.variant == ""]
         algorithms, tasks = usual.groupby(["env_id", "steps"]).algo.transform("nunique"), usual.groupby("env_id")
         most = algorithms == algorithms.groupby(usual.env_id).transform("max")

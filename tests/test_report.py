@@ -523,7 +523,7 @@ def test_a_task_has_a_panel_for_its_longest_runs_and_for_each_length_that_most_a
     rows = [row(algo, env, steps=steps) for algo in ("ppo", "trpo") for env in tasks for steps in lengths]
     rows.remove(next(r for r in rows if (r["algo"], r["env_id"], r["steps"]) == ("trpo", "Walker2d-v4", 10_000_000)))
     figure = report.figures(report.select([*rows, row(steps=300_000)]))["curves_on-policy_loaded-gae.png"]
-    titles = [f"{env}, {steps // 10**6}M steps, n = 1" for steps in lengths for env in tasks]
+    titles = [f"{env}, {steps // 10**6}M steps, n = 1" for steps in reversed(lengths) for env in tasks]
     assert [axis.get_title() for axis in figure.axes] == titles
 
 
