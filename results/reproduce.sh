@@ -71,4 +71,16 @@ for seed in 1 2 3; do
 done
 $ablate sac.py target-q $halfcheetah 1
 $ablate sac.py target-q $halfcheetah 2
-${DRY_RUN:+echo} python report.py
+
+# What is not a training run of ours: SBX's SAC (pip install sbx-rl), discounted returns, returns of the mean action.
+run="${DRY_RUN:+echo} python"
+$run tools/peers.py --steps 1000000 --seeds 1 2 3
+$run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy,trpo,ppo}__loaded-gae__10000000__1 \
+  results/agents/{Hopper-v4__mdpo_onpolicy,HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
+for name in HalfCheetah-v4__mdpo_onpolicy__loaded-gae__1000000__{1,2,3}__critic-epochs-10; do
+  $run mdpo_onpolicy.py --evaluate --run-name "$name"
+done
+for name in HalfCheetah-v4__ppo__loaded-gae__1000000__{1,2,3}__critic-minibatch-size-128_no-anneal-lr; do
+  $run ppo.py --evaluate --run-name "$name"
+done
+$run report.py
