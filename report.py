@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -153,15 +154,12 @@ def read_runs(args: Args, known: set) -> list[dict]:
 
 
 def read_folder(folder: Path, known: set) -> dict | None:
-    """A local run. Each later segment replaces the points of earlier ones from its own first step on."""
+    """A local run."""
     paths = [path.parent for path in folder.glob("wandb/*run-*/run-*.wandb")]
     finished = int((folder / "finished").read_text()) if (folder / "finished").exists() else None
     if paths and all((path.name.split("-")[-1], finished) in known for path in paths):
         return None
-    segments = sorted(map(inspect, paths), key=lambda segment: segment[0].get("start_time", ""))
-    runs, points = [run for run, _ in segments if run], []
-    for _, new in segments:
-        points = [point for point in points if not new or point[0] < new[0][0]] + new
+    runs, points = read_log(paths)
     if not runs:
         raise ValueError("W&B cannot read its log" if paths else "it has no log (--wandb-mode disabled?)")
     last, commits = runs[-1], filter(None, (run.get("git", {}).get("commit") for run in runs))
@@ -169,15 +167,24 @@ def read_folder(folder: Path, known: set) -> dict | None:
     return summarize(last["config"]["update"], points, finished, record | dict(commit=" ".join(dict.fromkeys(commits))))
 
 
-def inspect(segment: Path) -> tuple[dict, list[tuple]]:
-    """The run record of one of W&B's folders and its points (step, return, speed), up to a torn end."""
+def read_log(paths: list[Path], keys: Sequence[str] = KEYS) -> tuple[list[dict], list[tuple]]:
+    """Records and points of a run's W&B folders. Each later one replaces earlier points from its first step on."""
+    segments = sorted((inspect(path, keys) for path in paths), key=lambda segment: segment[0].get("start_time", ""))
+    points = []
+    for _, new in segments:
+        points = [point for point in points if not new or point[0] < new[0][0]] + new
+    return [run for run, _ in segments if run], points
+
+
+def inspect(segment: Path, keys: Sequence[str]) -> tuple[dict, list[tuple]]:
+    """The run record of one of W&B's folders and its points (step, value of each key), up to a torn end."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(segment)]
     quiet = dict(env=os.environ | dict(WANDB_ERROR_REPORTING="false"), stdin=subprocess.DEVNULL)
     requirements, run, points = segment / "files/requirements.txt", {}, []
     for line in subprocess.run(command, capture_output=True, **quiet).stdout.splitlines():
         if b'"type":"history"' in line[:60]:
             item = json.loads(line)["history"]["item"]
-            points.append((item["_step"], *map(item.get, KEYS)))
+            points.append((item["_step"], *map(item.get, keys)))
         elif b'"type":"run"' in line[:60]:
             run = json.loads(line)["run"]
             run["versions"] = versions(requirements.read_text() if requirements.exists() else "")

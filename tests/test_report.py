@@ -98,10 +98,10 @@ def inspect_once():
     """report.inspect, which takes a second, with a memory for files of the same name and size."""
     inspect, seen = report.inspect, {}
 
-    def remember(path: Path):
-        key = path.name, *(file.stat().st_size for file in path.glob("*.wandb"))
+    def remember(path: Path, keys):
+        key = path.name, tuple(keys), *(file.stat().st_size for file in path.glob("*.wandb"))
         if key not in seen:
-            seen[key] = inspect(path)
+            seen[key] = inspect(path, keys)
         return seen[key]
 
     return remember
@@ -164,7 +164,7 @@ def fake_log(monkeypatch, folder: Path, *segments: tuple[str, list[tuple]], **co
         record = dict(start_time=f"2026-01-0{i + 1}T00:00:00Z", run_id=f"id{folder.name}", versions="torch=1")
         found[path.name] = record | dict(git=dict(commit=commit), config=dict(update=usual | config)), points
     inspect = report.inspect
-    monkeypatch.setattr(report, "inspect", lambda path: found.get(path.name) or inspect(path))
+    monkeypatch.setattr(report, "inspect", lambda path, keys: found.get(path.name) or inspect(path, keys))
 
 
 def test_a_later_segment_replaces_points_from_its_first_step_on(tmp_path, monkeypatch):
@@ -228,7 +228,7 @@ def test_a_finished_run_is_read_once(tmp_path, monkeypatch):
     fake_log(monkeypatch, tmp_path / "runs/r", ("a", [(100, 1.0, 5.0), (200, 2.0, 5.0)]), total_timesteps=200)
     inspect, calls = report.inspect, []
     finished, rows, curves = Path("runs/r/finished"), Path("results/runs.csv"), Path("results/curves.csv.gz")
-    monkeypatch.setattr(report, "inspect", lambda path: calls.append(path) or inspect(path))
+    monkeypatch.setattr(report, "inspect", lambda path, keys: calls.append(path) or inspect(path, keys))
     for change, expected in (
         (lambda: None, (1, "unfinished")),
         (lambda: finished.write_text("200\n"), (2, "finished")),
@@ -259,7 +259,7 @@ def test_online_runs_give_what_offline_ones_do(copied, monkeypatch, capsys):
     assert report.main(["--out", "offline"]) == 0
     (offline,) = runs_csv("offline")
     segment = max(run.glob("wandb/offline-run-*"), key=lambda path: path.stat().st_mtime)
-    record, _ = report.inspect(segment)
+    record, _ = report.inspect(segment, report.KEYS)
     shared = dict(name="r", created_at=record["start_time"], config=record["config"]["update"], points=history(run))
     shared |= dict(id=offline["id"], commit=offline["commit"])
     runs = [OnlineRun(state="finished", **shared), OnlineRun(state="crashed", **shared | dict(id="other"))]
