@@ -31,4 +31,6 @@ def stages(folder: Path) -> pd.DataFrame:
 
 if __name__ == "__main__":
     for folder in map(Path, sys.argv[1:]):
+        if not (folder / "args.json").is_file():
+            sys.exit(f"no run in {folder}")
         print(f"{folder.name}\n{stages(folder).round(3).rename_axis('up to')}\n")
