@@ -7,6 +7,7 @@ ALGOS="mdpo_onpolicy trpo ppo" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 HumanoidStandup-v4" SEEDS=1 ./benchmark.sh
 ALGOS="mdpo_onpolicy ppo" ENVS=Ant-v4 SEEDS=2 ./benchmark.sh
+ALGOS=trpo ENVS=HumanoidStandup-v4 SEEDS=2 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Ant-v4 SEEDS=1 EXTRA="--learning-rate 1e-3" ./benchmark.sh
 critic="--critic-minibatch-size 128 --no-anneal-lr"
 ALGOS=ppo SEEDS="1 2 3" EXTRA="$critic" ./benchmark.sh
@@ -77,6 +78,7 @@ run="${DRY_RUN:+echo} python"
 $run tools/peers.py --steps 1000000 --seeds 1 2 3
 $run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy,trpo,ppo}__loaded-gae__10000000__1 \
   results/agents/{Hopper-v4__mdpo_onpolicy,HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
+$run tools/stages.py runs/Ant-v4__{mdpo_onpolicy__loaded-gae__10000000__2,trpo__loaded-gae__10000000__{1,2},ppo__loaded-gae__10000000__2}
 for name in HalfCheetah-v4__mdpo_onpolicy__loaded-gae__1000000__{1,2,3}__critic-epochs-10; do
   $run mdpo_onpolicy.py --evaluate --run-name "$name"
 done
