@@ -40,7 +40,8 @@ export STEPS=10000000 SEEDS=1
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 SEEDS=2 ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=Hopper-v4 ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo" ENVS=Hopper-v4 SEEDS="1 2" ./benchmark.sh
+ALGOS=ppo ENVS=Hopper-v4 ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Ant-v4 SEEDS="1 2" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
