@@ -3,6 +3,7 @@
     python tools/speed.py                        # on-policy, HalfCheetah-v4
     python tools/speed.py --off-policy Hopper-v4
     python tools/speed.py --against OLD          # the scripts beside their versions in the checkout OLD
+    python tools/speed.py --blas libopenblas.so.0   # with another BLAS (LD_PRELOAD) beside torch's own
 
 All contenders run in turns, once per round, so that a slow minute of the machine hits them all; a figure is the median
 of the rounds. Whole training is timed, W&B offline, after a warm-up that includes compilation. Only the ratios carry
@@ -160,11 +161,20 @@ def against(old: Path, env_id: str) -> tuple[Contenders, list[str]]:
     return contenders, []
 
 
+def with_blas(library: str, name: str, *arguments: str) -> float:
+    """A contender in its own process, in which the functions of `library` replace those of torch's MKL."""
+    command = [sys.executable, __file__, *arguments, "--rounds", "1", "--only", f"^{re.escape(name)}$"]
+    environment = os.environ | {"LD_PRELOAD": library}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(process.stdout.splitlines()[-1].split("|")[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=["HalfCheetah-v4"], help="default: HalfCheetah-v4")
     parser.add_argument("--off-policy", action="store_true", help="the off-policy scripts, not the on-policy ones")
     parser.add_argument("--against", type=Path, help="a checkout of an older version to compare with")
+    parser.add_argument("--blas", help="a BLAS library to compare with torch's own, for example OpenBLAS")
     parser.add_argument("--only", default="", help="a regular expression: the contenders to run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rltools", nargs=4, help=argparse.SUPPRESS)
@@ -172,6 +182,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     if options.rltools:
         return print(rltools_in_this_process(options.rltools[0], *map(int, options.rltools[1:])))
+    before = "MKL:" if options.blas else "old"
     for env_id in options.tasks:
         if options.against:
             contenders, references = against(options.against, env_id)
@@ -179,17 +190,22 @@ def main() -> None:
             contenders, references = (off_policy if options.off_policy else on_policy)(env_id)
         contenders = {name: run for name, run in contenders.items() if re.search(options.only, name)}
         references = [name for name in references if name in contenders]
+        if options.blas:
+            flags, references = [env_id, *["--off-policy"] * options.off_policy], []
+            for name in list(contenders):
+                contenders[f"{before} {name}"] = contenders.pop(name)
+                contenders[name] = partial(with_blas, options.blas, name, *flags)
         speeds = {name: [] for name in contenders}
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             for _ in range(options.rounds):
                 for name, run in contenders.items():
                     speeds[name].append(run())
         median = {name: statistics.median(values) for name, values in speeds.items()}
-        columns = references or ["old version"]
+        columns = references or [before.strip(":")]
         print(f"\n{env_id}: steps/s, median and range of {options.rounds} rounds, and the ratio to\n")
         print("| | steps/s | range | " + " | ".join(columns) + " |\n|---|---|---|" + "---|" * len(columns))
         for name, value in median.items():
-            others = [median[reference] for reference in references] or [median.get(f"old {name}")]
+            others = [median[reference] for reference in references] or [median.get(f"{before} {name}")]
             ratios = " | ".join(f"{value / other:.2f}" if other else "" for other in others)
             print(f"| {name} | {value:.0f} | {min(speeds[name]):.0f} to {max(speeds[name]):.0f} | {ratios} |")
 
