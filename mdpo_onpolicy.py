@@ -78,15 +78,15 @@ class Args:
     gamma: float = 0.99  # γ, discount
     gae_lambda: float = 0.95  # λ of generalized advantage estimation (loaded, minimal: 1)
     learning_rate: float = 3e-4  # η, Adam's learning rate for the policy
-    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic (1e-3: results/README.md)
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critic (1e-3: results/)
     anneal_lr: bool = False  # anneal both learning rates linearly to 0 (the paper's table: on, except minimal)
     norm_obs: bool = True  # normalize observations with running statistics (minimal: off)
     norm_reward: bool = True  # divide rewards by the running std of the discounted return (minimal: off)
     orthogonal_init: bool = True  # orthogonal initial weights (minimal: off)
     clip_value_loss: bool = True  # PPO's value clipping, ±0.2 around the old values (minimal: off)
-    critic_epochs: int = 5  # the critic's epochs per iteration, as in the authors' code (10, 20: results/README.md)
+    critic_epochs: int = 5  # the critic's epochs per iteration, as in the authors' code (10, 20: results/)
     critic_minibatch_size: int = 128  # the critic's minibatch
-    sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5; 20: results/README.md)
+    sgd_steps: int = 10  # m, gradient steps on the policy per iteration (minimal: 5; 20: results/)
     anneal_t: bool = True  # t_k = 1 - k/K, as in the paper; off: t_k = 1
     tsallis_q: float = 1.0  # q in (0, 2] of the divergence, 1 is the KL; for q < 1 finite only while σ < σ_k / √(1 - q)
 

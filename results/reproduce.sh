@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands behind results/README.md, days of training. `DRY_RUN=1 results/reproduce.sh` prints them.
+# The commands behind the pages in results/, days of training. `DRY_RUN=1 results/reproduce.sh` prints them.
 cd "$(dirname "$0")/.." || exit
 export STEPS=1000000
 export ENVS="Hopper-v4 Walker2d-v4 HalfCheetah-v4"
