@@ -57,6 +57,7 @@ export STEPS=1000000 PRESET=minimal SEEDS=1
 ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 ALGOS=mdpo_offpolicy ENVS=Walker2d-v4 ./benchmark.sh
 ALGOS="mdpo_offpolicy sac" ENVS=Hopper-v4 ./benchmark.sh
+PRESET=loaded ALGOS="mdpo_offpolicy sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" EXTRA="--log-q joint" ./benchmark.sh
@@ -85,5 +86,8 @@ for name in HalfCheetah-v4__mdpo_onpolicy__loaded-gae__1000000__{1,2,3}__critic-
 done
 for name in HalfCheetah-v4__ppo__loaded-gae__1000000__{1,2,3}__critic-minibatch-size-128_no-anneal-lr; do
   $run ppo.py --evaluate --run-name "$name"
+done
+for algo in mdpo_offpolicy sac; do
+  $run $algo.py --evaluate --eval-episodes 100 --run-name "HalfCheetah-v4__${algo}__loaded__1000000__1"
 done
 $run report.py
