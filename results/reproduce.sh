@@ -89,4 +89,7 @@ done
 for algo in mdpo_offpolicy sac; do
   $run $algo.py --evaluate --eval-episodes 100 --run-name "HalfCheetah-v4__${algo}__loaded__1000000__1"
 done
+for algo in mdpo_offpolicy mdpo_tsallis sac; do
+  $run $algo.py --evaluate --eval-episodes 100 --run-name "HalfCheetah-v4__${algo}__minimal__1000000__2"
+done
 $run report.py
