@@ -6,7 +6,7 @@ export ENVS="Hopper-v4 Walker2d-v4 HalfCheetah-v4"
 ALGOS="mdpo_onpolicy trpo ppo" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
 ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 HumanoidStandup-v4" SEEDS=1 ./benchmark.sh
-ALGOS="mdpo_onpolicy ppo" ENVS=Ant-v4 SEEDS=2 ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo ppo" ENVS=Ant-v4 SEEDS=2 ./benchmark.sh
 ALGOS=trpo ENVS=HumanoidStandup-v4 SEEDS=2 ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Ant-v4 SEEDS=1 EXTRA="--learning-rate 1e-3" ./benchmark.sh
 critic="--critic-minibatch-size 128 --no-anneal-lr"
