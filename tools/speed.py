@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rltools", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.against and options.blas:
+        parser.error("--against and --blas do not go together")
     warnings.filterwarnings("ignore")
     if options.rltools:
         return print(rltools_in_this_process(options.rltools[0], *map(int, options.rltools[1:])))
