@@ -421,11 +421,11 @@ def figures(runs: pd.DataFrame) -> dict[str, Figure]:
 
 def draw(panels, column: str, labels: list[str], heading: str) -> Figure:
     """Mean and standard error over seeds, or each seed as a thin line where there are fewer than 3."""
-    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    columns = 4 if len(panels) == 4 or len(panels) > 6 else min(3, len(panels))
     rows, lines = -(-len(panels) // columns), {}
-    width = max(7.5, 3.8 * columns)  # at least that of the heading
+    width = max(7.5, 3 * columns)  # at least that of the heading
     legend_columns = max(1, int(width / (0.5 + 0.08 * max(map(len, labels)))))  # inches of a line, a gap and the text
-    height = 2.8 * rows + 0.8 + 0.2 * len(labels) / legend_columns
+    height = 2.4 * rows + 0.8 + 0.2 * len(labels) / legend_columns
     figure = Figure(figsize=(width, height), layout="constrained")
     for i, ((*names, steps), panel) in enumerate(panels):
         axis = figure.add_subplot(rows, columns, i + 1)
