@@ -4,10 +4,7 @@ cd "$(dirname "$0")/.." || exit
 export STEPS=1000000
 export ENVS="Hopper-v4 Walker2d-v4 HalfCheetah-v4"
 ALGOS="mdpo_onpolicy trpo ppo" ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 HumanoidStandup-v4" SEEDS=1 ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=Ant-v4 SEEDS=2 ./benchmark.sh
-ALGOS=trpo ENVS=HumanoidStandup-v4 SEEDS=2 ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 Humanoid-v4 HumanoidStandup-v4" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Ant-v4 SEEDS=1 EXTRA="--learning-rate 1e-3" ./benchmark.sh
 critic="--critic-minibatch-size 128 --no-anneal-lr"
 ALGOS=ppo SEEDS="1 2 3" EXTRA="$critic" ./benchmark.sh
@@ -37,11 +34,7 @@ ALGOS=mdpo_onpolicy ENVS="Walker2d-v4 HalfCheetah-v4" SEEDS="1 2 3" EXTRA="--sgd
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--sgd-steps 40" ./benchmark.sh
 
 export STEPS=10000000 SEEDS=1
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=HalfCheetah-v4 SEEDS="1 2 3" ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=Walker2d-v4 SEEDS="1 2" ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo" ENVS=Hopper-v4 SEEDS="1 2" ./benchmark.sh
-ALGOS=ppo ENVS=Hopper-v4 ./benchmark.sh
-ALGOS="mdpo_onpolicy trpo ppo" ENVS=Ant-v4 SEEDS="1 2" ./benchmark.sh
+ALGOS="mdpo_onpolicy trpo ppo" ENVS="Ant-v4 Walker2d-v4 HalfCheetah-v4 Hopper-v4" SEEDS="1 2 3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2" EXTRA="--critic-learning-rate 1e-3" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 SEEDS="1 2 3" EXTRA="--critic-epochs 10" ./benchmark.sh
 ALGOS=mdpo_onpolicy ENVS=Walker2d-v4 EXTRA="--critic-epochs 10" ./benchmark.sh
@@ -53,9 +46,9 @@ ALGOS=mdpo_onpolicy ENVS=HalfCheetah-v4 EXTRA="--sgd-steps 20 --anneal-lr" ./ben
 
 # Off-policy. For the rows of runs.csv with policy_q=q1 update=simultaneous, use this file as it was in 624f89b.
 export STEPS=1000000 PRESET=minimal SEEDS=1
-ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS=HalfCheetah-v4 SEEDS="1 2" ./benchmark.sh
-ALGOS=mdpo_offpolicy ENVS=Walker2d-v4 ./benchmark.sh
-ALGOS="mdpo_offpolicy sac" ENVS=Hopper-v4 ./benchmark.sh
+ALGOS="mdpo_offpolicy mdpo_tsallis sac" ENVS="HalfCheetah-v4 Walker2d-v4 Ant-v4" SEEDS="1 2 3" ./benchmark.sh
+ALGOS="mdpo_offpolicy sac" ENVS=Hopper-v4 SEEDS="1 2 3" ./benchmark.sh
+ALGOS=mdpo_tsallis ENVS=Hopper-v4 SEEDS="1 2 3" EXTRA="--tsallis-q 1.5" ./benchmark.sh
 PRESET=loaded ALGOS="mdpo_offpolicy sac" ENVS=HalfCheetah-v4 ./benchmark.sh
 STEPS=300000 ALGOS=sac ENVS=Humanoid-v4 ./benchmark.sh
 STEPS=300000 ALGOS=mdpo_tsallis ENVS=Humanoid-v4 SEEDS="1 2 3" ./benchmark.sh
@@ -78,8 +71,10 @@ $ablate sac.py target-q $halfcheetah 2
 run="${DRY_RUN:+echo} python"
 $run tools/peers.py --steps 1000000 --seeds 1 2 3
 $run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy,trpo,ppo}__loaded-gae__10000000__1 \
+  runs/Hopper-v4__{trpo,ppo}__loaded-gae__10000000__3 \
   results/agents/{Hopper-v4__mdpo_onpolicy,HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
-$run tools/stages.py runs/Ant-v4__{mdpo_onpolicy__loaded-gae__10000000__2,trpo__loaded-gae__10000000__{1,2},ppo__loaded-gae__10000000__2}
+$run tools/stages.py runs/Ant-v4__{mdpo_onpolicy__loaded-gae__10000000__2,trpo__loaded-gae__10000000__{1,2},ppo__loaded-gae__10000000__2} \
+  runs/Walker2d-v4__{ppo,trpo}__loaded-gae__10000000__3
 for name in HalfCheetah-v4__mdpo_onpolicy__loaded-gae__1000000__{1,2,3}__critic-epochs-10; do
   $run mdpo_onpolicy.py --evaluate --run-name "$name"
 done
@@ -89,7 +84,10 @@ done
 for algo in mdpo_offpolicy sac; do
   $run $algo.py --evaluate --eval-episodes 100 --run-name "HalfCheetah-v4__${algo}__loaded__1000000__1"
 done
-for algo in mdpo_offpolicy mdpo_tsallis sac; do
-  $run $algo.py --evaluate --eval-episodes 100 --run-name "HalfCheetah-v4__${algo}__minimal__1000000__2"
+for name in {HalfCheetah,Walker2d,Ant}-v4__{mdpo_offpolicy,mdpo_tsallis,sac}__minimal__1000000__{1,2,3} \
+  Hopper-v4__{mdpo_offpolicy,sac}__minimal__1000000__{1,2,3} Hopper-v4__mdpo_tsallis__minimal__1000000__{1,2,3}__tsallis-q-1.5; do
+  algo=${name#*__}
+  $run "${algo%%__*}.py" --evaluate --eval-episodes 100 --run-name "$name"
 done
 $run report.py
+$run tools/gif.py {Ant,HalfCheetah,Walker2d}-v4__mdpo_onpolicy__loaded-gae

@@ -695,3 +695,29 @@ def test_help_shows_examples_and_a_sentence_per_flag(capsys):
     assert exit_status("--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "python report.py --wandb ENTITY/PROJECT --publish" in text and "folder to add to" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
+def test_tables_of_scores_say_what_runs_csv_and_published_csv_say(page):
+    """Tables whose first cell is "`PRESET`, STEPS steps": mean ± half-width (n), "paper: " and "CleanRL: " columns."""
+    runs, names = report.select(report.read_results(ROOT / "results")), dict(TRPO="trpo", PPO="ppo", SAC="sac")
+    checked = 0
+    for table in re.findall(r"(?:^\|.*\n)+", (ROOT / page).read_text(), flags=re.M):
+        (title, *columns), _, *lines = ([cell.strip() for cell in one[1:-1].split("|")] for one in table.splitlines())
+        if not (about := re.fullmatch(r"`(\S+)`, (\S+) steps", title)):
+            continue
+        family = "on-policy" if about[1] == "loaded-gae" else "off-policy"
+        names |= dict(MDPO=f"mdpo_{family.replace('-', '')}", Tsallis="mdpo_tsallis")
+        cells = runs[(runs.left_out == "") & (runs.preset == about[1]) & (runs.steps.map(report.short) == about[2])]
+        for task, *written in lines:
+            for column, cell in zip(columns, written, strict=True):
+                source, _, name = column.rpartition(": ")
+                score, q = re.fullmatch(r"(.*?)(?:, q = (\S+))?", cell).groups()
+                key = source, f"{family} {about[1]}", task.removesuffix("-v4"), names[name]
+                mine = cells[(cells.env_id == task) & (cells.algo == names[name])]
+                mine = mine[mine.variant == (f"tsallis_q={q}" if q and mine.variant.eq("").sum() == 0 else "")]
+                found = f"{report.statistics(mine.final_return.to_numpy(float))[0]} ({len(mine)})" if len(mine) else "–"
+                found = report.PUBLISHED.get(key, "–").split(" (")[0].split(",")[0] if source else found
+                assert score.replace("−", "-") == found, f"{title}, {task}, {column}"
+                checked += 1
+    assert checked
