@@ -328,7 +328,7 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
             self.wandb.finish(exit_code=status)
-        except ConnectionError:  # --resume logs the points that W&B missed
+        except Exception:  # its process is gone, which wandb reports in many ways; --resume logs the points it missed
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs

@@ -22,6 +22,7 @@ import pytest
 import torch
 from conftest import ON_POLICY, Dying, Process, Recorder, by_step, contents, history, main_of, records, short, timeless
 from toy_envs import Toy
+from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 EPISODE = {"charts/episodic_return", "charts/episodic_length"}
 CHARTS = {"charts/SPS", "charts/learning_rate"}
@@ -314,8 +315,12 @@ def test_a_second_signal_ends_a_run_at_once(launch):
     assert process.exitcode == -signal.SIGTERM
 
 
-def test_a_run_whose_wandb_process_dies_stops_at_a_checkpoint_and_loses_no_point(script, in_process):
+@pytest.mark.parametrize("error", [ConnectionResetError, HandleAbandonedError, MailboxClosedError])  # all were seen
+def test_a_run_whose_wandb_process_dies_stops_at_a_checkpoint_and_loses_no_point(
+    error, script, in_process, monkeypatch
+):
     """SLURM sends SIGTERM to all processes of a job: W&B's may be gone before the script's own handler runs."""
+    monkeypatch.setattr(Dying, "error", error)
     flags = tiny(script, "Clockwork-v0", 256)
     whole = in_process(script, *flags, "--run-name", "whole").points
     for _ in range(2):  # the second time it dies while the points of the first are logged again
