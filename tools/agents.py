@@ -31,8 +31,8 @@ HEADER = """# Trained agents
 
 Return: mean action, mean ± std of 100 episodes. Score: sampled actions, the last 100 episodes of training. Rank: of the
 score among the seeds that have been run, 1 is the best. We publish the median of three seeds or more; where the rank is
-another, the median's checkpoint was lost with the machine that trained it. MDPO on Hopper is a 1M run: its 10M runs
-[learn to fall early](../README.md#hopper-at-10m).
+another, the median's checkpoint was lost with the machine that trained it. MDPO on Hopper [runs fast and falls
+early](../README.md#hopper-at-10m).
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
 | name | algorithm | task | seed | steps | score | rank | return | commit |
