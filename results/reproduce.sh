@@ -70,9 +70,8 @@ $ablate sac.py target-q $halfcheetah 2
 # What is not a training run of ours: SBX's SAC (pip install sbx-rl), discounted returns, returns of the mean action.
 run="${DRY_RUN:+echo} python"
 $run tools/peers.py --steps 1000000 --seeds 1 2 3
-$run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy,trpo,ppo}__loaded-gae__10000000__1 \
-  runs/Hopper-v4__{trpo,ppo}__loaded-gae__10000000__3 \
-  results/agents/{Hopper-v4__mdpo_onpolicy,HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
+$run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy__loaded-gae__10000000__{1,3},{trpo,ppo}__loaded-gae__10000000__{1,2,3}} \
+  results/agents/{HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
 $run tools/stages.py runs/Ant-v4__{mdpo_onpolicy__loaded-gae__10000000__2,trpo__loaded-gae__10000000__{1,2},ppo__loaded-gae__10000000__2} \
   runs/Walker2d-v4__{ppo,trpo}__loaded-gae__10000000__3
 for name in HalfCheetah-v4__mdpo_onpolicy__loaded-gae__1000000__{1,2,3}__critic-epochs-10; do
