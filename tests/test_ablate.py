@@ -103,6 +103,32 @@ def test_a_fast_log_std_takes_larger_steps_than_the_mean(monkeypatch, tmp_path):
     torch.testing.assert_close(*policies.values())
 
 
+def test_minibatch_advantages_are_standardized_in_their_minibatch():
+    torch.manual_seed(1)
+    losses, rows = {}, torch.arange(0, 32, 3)
+    policy, advantages = load("none", "ppo.py").Policy(4, 2, True), 3 + 5 * torch.randn(32)
+    batch = dict(obs=torch.randn(32, 4), actions=torch.randn(32, 2), means=torch.zeros(32, 2), std=torch.ones(32, 2))
+    batch |= dict(log_probs=policy(batch["obs"]).log_prob(batch["actions"]).sum(-1).detach() + 0.3 * torch.randn(32))
+    scores = advantages.clone()
+    scores[rows] = (advantages[rows] - advantages[rows].mean()) / (advantages[rows].std() + 1e-8)
+    for variant, used in (("none", scores), ("minibatch-advantages", advantages)):
+        module = load(variant, "ppo.py")
+        used = batch | dict(advantages=used)
+        losses[variant] = module.policy_backward(policy, used, rows, torch.ones(()), module.Args())
+    torch.testing.assert_close(*losses.values())
+
+
+def test_online_statistics_are_those_of_all_observations_so_far(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id InvertedPendulum-v4 --num-steps 64 --total-timesteps 64 --wandb-mode disabled"
+    module, counts = load("online-statistics", "ppo.py"), []
+    usual = module.normalize
+    module.normalize = lambda obs, moments, on: counts.append(round(moments.count)) or usual(obs, moments, on)
+    assert module.main([*flags.split(), "--run-name", "r"]) == 0
+    assert counts == [step for step in range(1, 65) for _ in ("obs", "next_obs")]
+    assert round(torch.load("runs/r/checkpoint.pt", weights_only=True)["obs_moments"]["count"].item()) == 64
+
+
 @pytest.mark.parametrize("script", ["sac.py", "mdpo_offpolicy.py", "mdpo_tsallis.py"])
 def test_the_last_layer_and_q_can_be_changed_in_all_three(script):
     load("large-last-layer+q1+simultaneous", script)
@@ -111,4 +137,4 @@ def test_the_last_layer_and_q_can_be_changed_in_all_three(script):
 def test_a_variant_that_does_not_apply_stops():
     with pytest.raises(SystemExit, match="q1 does not apply"):
         changed("x = 1", "q1")
-    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 6
+    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 8

@@ -19,12 +19,29 @@ POLICY_Q = "    q = agent.min_q(obs, torch.tanh(u))"
 CRITIC_STEP = "    agent.critic_optimizer.step(critic_gradients, args.learning_rate)\n"
 POLICY_STEP = "    agent.policy_optimizer.step(policy_gradients, args.learning_rate)\n"
 TWO_RATES = "Adam([dict(params=policy.mean.parameters()), dict(params=[policy.log_std], lr=1e-3)],"
+BATCH = '"log_probs", "advantages")}\n'
+NORMALIZE = "normalize(obs, obs_moments, args.norm_obs)"
 TARGETS = "zip(agent.target_v.parameters(), agent.v.parameters(), strict=True)"
 
 VARIANTS: dict[str, list[tuple[str, str]]] = {
     "none": [],
     # On-policy: the log std has Adam's learning rate 1e-3, the mean network that of the flags.
     "fast-log-std": [("Adam(policy.parameters(),", TWO_RATES)],
+    # PPO as in CleanRL and stable-baselines3: advantages are standardized in each minibatch, not over the whole batch,
+    "minibatch-advantages": [
+        (BATCH, BATCH + "    a = batch['advantages']\n    batch['advantages'] = (a - a.mean()) / (a.std() + 1e-8)\n"),
+    ],
+    # and observations are normalized with statistics that each step updates, not each iteration.
+    "online-statistics": [
+        ("observations[t] = obs\n", f"obs_moments.update(obs)\n            observations[t] = {NORMALIZE}\n"),
+        (f"actions[t] = mean_action({NORMALIZE})", "actions[t] = mean_action(observations[t].astype(np.float32))"),
+        ("next_observations[t, i] = obs[i]", f"next_observations[t, i] = {NORMALIZE.replace('obs,', 'obs[i],')}"),
+        (
+            "normalize(np.stack([observations, next_observations]), obs_moments, args.norm_obs)",
+            "np.stack([observations, next_observations]).astype(np.float32)",
+        ),
+        ("if args.norm_obs:  # after the update", "if False:  # after the update"),
+    ],
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
     # The policy maximizes Q1 instead of min(Q1, Q2), as in the MDPO authors' code.
