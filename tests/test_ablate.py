@@ -118,6 +118,19 @@ def test_minibatch_advantages_are_standardized_in_their_minibatch():
     torch.testing.assert_close(*losses.values())
 
 
+def test_joint_clip_clips_policy_and_critic_together_once_per_minibatch(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id InvertedPendulum-v4 --num-steps 64 --total-timesteps 64 --update-epochs 3 --minibatch-size 32"
+    module, clipped, usual = load("joint-clip", "ppo.py"), [], torch.nn.utils.clip_grad_norm_
+    assert "clip_grad_norm_" not in module.policy_backward.__code__.co_names
+    counting = lambda parameters, norm: clipped.append((len(parameters), norm)) or usual(parameters, norm)  # noqa: E731
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", counting)
+    assert module.main([*flags.split(), "--wandb-mode", "disabled", "--run-name", "r"]) == 0
+    assert clipped == [(7 + 6, 0.5)] * 6
+    state = torch.load("runs/r/checkpoint.pt", weights_only=True)
+    assert state["critic_optimizer"]["state"][0]["step"] == state["policy_optimizer"]["state"][0]["step"] == 6
+
+
 def test_online_statistics_are_those_of_all_observations_so_far(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     flags = "--env-id InvertedPendulum-v4 --num-steps 64 --total-timesteps 64 --wandb-mode disabled"
@@ -137,4 +150,4 @@ def test_the_last_layer_and_q_can_be_changed_in_all_three(script):
 def test_a_variant_that_does_not_apply_stops():
     with pytest.raises(SystemExit, match="q1 does not apply"):
         changed("x = 1", "q1")
-    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 8
+    assert changed("x = 1", "none") == "x = 1" and len(VARIANTS) == 9

@@ -20,6 +20,8 @@ CRITIC_STEP = "    agent.critic_optimizer.step(critic_gradients, args.learning_r
 POLICY_STEP = "    agent.policy_optimizer.step(policy_gradients, args.learning_rate)\n"
 TWO_RATES = "Adam([dict(params=policy.mean.parameters()), dict(params=[policy.log_std], lr=1e-3)],"
 BATCH = '"log_probs", "advantages")}\n'
+CLIP = "    nn.utils.clip_grad_norm_(policy.parameters(), 0.5, foreach=False)"
+LR = "critic_optimizer.param_groups[0]['lr'] = "
 NORMALIZE = "normalize(obs, obs_moments, args.norm_obs)"
 TARGETS = "zip(agent.target_v.parameters(), agent.v.parameters(), strict=True)"
 
@@ -41,6 +43,23 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
             "np.stack([observations, next_observations]).astype(np.float32)",
         ),
         ("if args.norm_obs:  # after the update", "if False:  # after the update"),
+    ],
+    # and each minibatch's gradients of policy and critic are clipped together; ours clips only the policy's.
+    "joint-clip": [
+        (CLIP, "    pass"),
+        (
+            "policy_optimizer.param_groups[0]",
+            LR + "policy_optimizer.param_groups[0]",
+        ),
+        (
+            "policy_loss = improve(policy, batch, rows, kl_coef, args)\n",
+            """policy_loss = improve(policy, batch, rows, kl_coef, args)
+                v_loss = fit(critic, batch, rows, args.clip_value_loss)
+                nn.utils.clip_grad_norm_([*policy.parameters(), *critic.parameters()], 0.5)
+                critic_optimizer.step()
+                critic_optimizer.zero_grad()\n""",
+        ),
+        ("in range(args.critic_epochs)", "in range(0)"),
     ],
     # The policy's last layer starts as large as the others.
     "large-last-layer": [("parameter.data *= 0.01", "pass")],
