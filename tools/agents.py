@@ -29,7 +29,7 @@ from report import CELL, read_results, select  # noqa: E402, after the path
 AGENTS = ROOT / "results/agents"
 HEADER = """# Trained agents
 
-Each agent is the median of its seeds by score, which is the mean return of the last 100 episodes of training, with sampled
+Each agent is the median of its seeds by score, the mean return of the last 100 episodes of training, with sampled
 actions. Return: mean action, mean ± std of 100 episodes. MDPO on Hopper [runs fast and falls
 early](../README.md#hopper-at-10m).
 Play one: `python ALGORITHM.py --evaluate --runs-dir results/agents --run-name NAME`.
