@@ -64,12 +64,17 @@ for seed in 1 2 3; do
     $ablate mdpo_onpolicy.py fast-log-std --env-id $task --seed $seed --compile
   done
 done
+humanoid="--env-id Humanoid-v4 --compile --seed"
+for variant in joint-clip minibatch-advantages online-statistics joint-clip+minibatch-advantages+online-statistics; do
+  for seed in 1 2 3; do $ablate ppo.py $variant $humanoid $seed; done
+done
 $ablate sac.py target-q $halfcheetah 1
 $ablate sac.py target-q $halfcheetah 2
 
-# What is not a training run of ours: SBX's SAC (pip install sbx-rl), discounted returns, returns of the mean action.
+# Not training runs of ours: SBX's SAC (pip install sbx-rl), stable-baselines3's PPO, discounted and mean-action returns.
 run="${DRY_RUN:+echo} python"
 $run tools/peers.py --steps 1000000 --seeds 1 2 3
+$run tools/peers.py --algorithm ppo --env-id Humanoid-v4 --seeds 1 2 3
 $run tools/discounted.py runs/Hopper-v4__{mdpo_onpolicy__loaded-gae__10000000__{1,3},{trpo,ppo}__loaded-gae__10000000__{1,2,3}} \
   results/agents/{HalfCheetah-v4__{mdpo_onpolicy,trpo,ppo},Walker2d-v4__{mdpo_onpolicy,trpo,ppo}}__loaded-gae
 $run tools/stages.py runs/Ant-v4__{mdpo_onpolicy__loaded-gae__10000000__2,trpo__loaded-gae__10000000__{1,2},ppo__loaded-gae__10000000__2} \
