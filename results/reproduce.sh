@@ -66,7 +66,7 @@ for seed in 1 2 3; do
 done
 humanoid="--env-id Humanoid-v4 --compile --seed"
 for variant in joint-clip minibatch-advantages online-statistics joint-clip+minibatch-advantages+online-statistics; do
-  for seed in 1 2 3; do $ablate ppo.py $variant $humanoid $seed; done
+  for seed in 1 2 3 4; do $ablate ppo.py $variant $humanoid $seed; done
 done
 $ablate sac.py target-q $halfcheetah 1
 $ablate sac.py target-q $halfcheetah 2
