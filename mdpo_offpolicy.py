@@ -344,7 +344,8 @@ class Run:  # folder, checkpoints, W&B log, progress bar and signals of a traini
         status = 0 if self.step == self.total else 128 + self.stop[0]
         try:
             self.wandb.finish(exit_code=status)
-        except Exception:  # its process is gone, which wandb reports in many ways; --resume logs the points it missed
+        except Exception as error:  # many kinds, if its process is gone; --resume logs the points that it missed
+            print(f"W&B did not finish: {type(error).__name__}", file=sys.stderr)
             status = 128 + signal.SIGTERM
         if status == 0:
             (self.folder / "finished").write_text(f"{self.args.total_timesteps}\n")  # benchmark.sh skips finished runs

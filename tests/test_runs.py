@@ -317,7 +317,7 @@ def test_a_second_signal_ends_a_run_at_once(launch):
 
 @pytest.mark.parametrize("error", [ConnectionResetError, HandleAbandonedError, MailboxClosedError])  # all were seen
 def test_a_run_whose_wandb_process_dies_stops_at_a_checkpoint_and_loses_no_point(
-    error, script, in_process, monkeypatch
+    error, script, in_process, monkeypatch, capsys
 ):
     """SLURM sends SIGTERM to all processes of a job: W&B's may be gone before the script's own handler runs."""
     monkeypatch.setattr(Dying, "error", error)
@@ -327,6 +327,7 @@ def test_a_run_whose_wandb_process_dies_stops_at_a_checkpoint_and_loses_no_point
         died = in_process(script, *flags, "--resume", recorder=Dying)
         assert died.status == 143 and len(died.points) == 3 and not Path("runs/r/finished").exists()
         assert timeless(died.points) == timeless(whole[:3])
+        assert f"W&B did not finish: {error.__name__}\n" in capsys.readouterr().err
     step = load()["step"]
     resumed = in_process(script, *flags, "--resume")
     assert resumed.status == 0 and Path("runs/r/finished").exists()
